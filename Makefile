@@ -1,0 +1,30 @@
+# make demo and make test do their own set-up in .venv; a second call starts at once.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)  ## watch 15 unequal workers vote
+	$(BIN)/python examples/unequal_voters.py
+
+test: lint  ## every check
+	$(BIN)/python -m pytest --cov
+
+lint: $(READY)  ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## kernels against copy speed, as ratios
+	$(BIN)/signvote bench kernels
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+clean:  ## remove the environment and every cache
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

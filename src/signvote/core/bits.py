@@ -1,0 +1,99 @@
+"""Signs and packed bits: one bit per coordinate, and what a zero does.
+
+A zero has no sign. Under `zeros="coin"` it gets a fair bit that is a pure function of (run, round,
+worker, coordinate), so that one bit per coordinate suffices and nothing drifts. Under
+`zeros="abstain"` it gets no vote, and a second plane says who voted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from signvote.errors import ConfigError
+from signvote.kernels import Coin, Planes, backend, reference, words_for
+
+Zeros = Literal["coin", "abstain"]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+SERVER = 2**64 - 1  # the server's own worker id: it signs decisions, and its coin breaks ties
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_WORD = 2**64 - 1
+
+
+def check_zeros(zeros: str) -> None:
+    """Raise unless `zeros` names a zero rule."""
+    if zeros not in ("coin", "abstain"):
+        raise ConfigError(f"zeros is {zeros!r}; it must be 'coin' or 'abstain'")
+
+
+def coin_for(zeros: Zeros, run: int, round: int, worker: int = SERVER) -> Coin | None:
+    """The coin that one worker tosses in one round, or None where zeros abstain.
+
+    >>> coin_for("coin", 7, 1, worker=3) == coin_for("coin", 7, 1, worker=3)
+    True
+    >>> coin_for("coin", 7, 1, worker=3) == coin_for("coin", 7, 2, worker=3)
+    False
+    """
+    if zeros == "abstain":
+        return None
+    key = 0
+    for part in (run, round, worker):
+        key = _mix((key + part + reference.WEYL) & _WORD)
+    return Coin(key)
+
+
+def _mix(z: int) -> int:
+    """splitmix64's finaliser: every bit of z reaches every bit of the result."""
+    for by, factor in reference.MIX:
+        z = ((z ^ (z >> by)) * factor) & _WORD
+    return z ^ (z >> 31)
+
+
+def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
+    """Signs of a float tensor of any shape and stride, and whether all of it is finite.
+
+    Args:
+        x: float32, float64, float16 or bfloat16; read in row-major order, never changed.
+        coin: decides zeros; None: zeros abstain.
+
+    >>> planes, finite = pack_signs(torch.tensor([0.5, -2.0, 0.0]), coin=None)
+    >>> unpack_signs(planes, 3).tolist(), finite
+    ([1, -1, 0], True)
+    """
+    if x.dtype not in FLOATS:
+        raise ConfigError(
+            f"signs of {x.dtype} are not defined; wanted one of {', '.join(map(str, FLOATS))}"
+        )
+    return backend(x.device).sign_planes(x.detach().contiguous().view(-1), coin)
+
+
+def unpack_signs(planes: Planes, n: int) -> Tensor:
+    """The first n signs as int8: +1, -1, or 0 where there is none. Leading dimensions stay."""
+    signs = 2 * reference.unpack(planes.signs, n).to(torch.int8) - 1
+    return signs if planes.support is None else signs * reference.unpack(planes.support, n)
+
+
+def bytes_for(n: int) -> int:
+    """Bytes that n bits fill."""
+    return -(-n // 8)
+
+
+def plane_to_bytes(plane: Tensor, n: int) -> Bytes:
+    """A view of the ceil(n / 8) bytes of a plane on the CPU; bit i of byte b is coordinate 8 b + i."""
+    return plane.numpy().view(np.uint8)[: bytes_for(n)]
+
+
+def plane_from_bytes(packed: Bytes, n: int) -> Tensor:
+    """A plane with a copy of these bits, padded with zeros to whole words."""
+    plane = torch.zeros(words_for(n), dtype=torch.int64)
+    plane_to_bytes(plane, n)[:] = packed
+    return plane
+
+
+def count_ones(packed: Bytes) -> int:
+    """Number of ones in packed bits."""
+    return int(np.bitwise_count(packed).sum(dtype=np.int64))

@@ -1,0 +1,309 @@
+"""The named ways to decide. A rule weighs the votes it is shown and learns from what they show.
+
+    name          weight of a worker                                         state
+    majority      1                                                          none
+    it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds  2 bytes per worker and coordinate
+    pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
+    known-batch   sqrt(batch size), capped                                   none
+    agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
+
+`vote` decides some coordinates and returns evidence; evidence of all coordinates of a round is added
+up and given to `learn` once. So a server may vote in chunks, and shards on many machines agree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from signvote.core.layout import Layout
+from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State
+from signvote.core.vote import LARGEST, MAX_LLR, Votes, fixed_point, llr_weights, scaled
+from signvote.errors import ConfigError, StateError
+from signvote.kernels import WORD, Coin, Planes, backend
+
+Per = Literal["worker", "tensor"]
+
+
+class Rule(ABC):
+    """A way to decide: see the module's text."""
+
+    name: ClassVar[str]
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @abstractmethod
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        """Write the decision of the votes' coordinates into `out`; only what is kept per coordinate changes.
+
+        Args:
+            out: planes as wide as the votes'.
+            votes: of any subset of workers, over any range of coordinates.
+            coin: decides zero tallies, its first coordinate being votes.first; None: they stay open.
+        """
+
+    @abstractmethod
+    def weights(self, votes: Votes) -> Tensor:
+        """The integer weight of each voter, (workers, groups) int32; 1024 is a weight of 1."""
+
+    def learn(self, evidence: Evidence) -> None:  # noqa: B027  (a rule may have nothing to learn)
+        """Take in the evidence of a whole round."""
+
+    def forget(self, worker: int) -> None:  # noqa: B027
+        """Drop what is known of a worker that left for good."""
+
+    def state_dict(self) -> State:
+        """Everything learnt: tensors, numbers, strings and lists; never objects."""
+        return {"rule": self.name, "layout": self.layout.digest.hex(), **self._state()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state; one of another rule or layout is refused, naming both."""
+        mine = {"rule": self.name, "layout": self.layout.digest.hex()}
+        for what, value in mine.items():
+            if state.get(what) != value:
+                raise StateError(f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}")
+        self._load(state)
+
+    def _state(self) -> State:
+        return {}
+
+    def _load(self, state: State) -> None:
+        pass
+
+
+class WeightedRule(Rule):
+    """A rule with one weight per worker and group of coordinates."""
+
+    def __init__(self, layout: Layout, per: Per = "worker") -> None:
+        super().__init__(layout)
+        if per not in ("worker", "tensor"):
+            raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
+        self.groups = (
+            [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
+        )
+
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        kernels, weights = backend(votes.planes.signs.device), self.weights(votes)
+        mismatches = torch.zeros(len(votes.workers), len(self.groups), dtype=torch.int64)
+        cast = torch.zeros_like(mismatches)
+        for g, (start, stop) in enumerate(self.groups):
+            span = max(0, start - votes.first), min(votes.n, stop - votes.first)
+            if span[0] < span[1]:
+                counts = kernels.vote_(out, votes.planes, weights[:, g], coin, span)
+                mismatches[:, g], cast[:, g] = (c.cpu() for c in counts)
+        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast)
+
+
+class Majority(WeightedRule):
+    """signSGD-MV: every vote counts one."""
+
+    name = "majority"
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+
+    def weights(self, votes: Votes) -> Tensor:
+        """1, fixed point dropped: a tally is a number of votes."""
+        return torch.ones(len(votes.workers), 1, dtype=torch.int32)
+
+
+class Pooled(WeightedRule):
+    """log((1-p)/p) with p counted over all coordinates of a worker, from its second round on."""
+
+    name = "pooled"
+
+    def __init__(
+        self, layout: Layout, *, per: Per = "worker", forgetting: float = 1.0, max_llr: float = MAX_LLR
+    ) -> None:
+        super().__init__(layout, per)
+        self.max_llr = _checked_llr(max_llr)
+        self.trust = CountTrust(len(self.groups), forgetting)
+
+    def weights(self, votes: Votes) -> Tensor:
+        """Eq. (3) of the pooled crossover."""
+        p = self.trust.crossover(votes.workers)
+        return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
+
+    def learn(self, evidence: Evidence) -> None:
+        self.trust.learn(evidence)
+
+    def forget(self, worker: int) -> None:
+        self.trust.forget(worker)
+
+    def _state(self) -> State:
+        return {"groups": len(self.groups), **self.trust.state_dict()}
+
+    def _load(self, state: State) -> None:
+        if state["groups"] != len(self.groups):
+            raise StateError(f"state of {state['groups']} groups; this rule has {len(self.groups)}")
+        self.trust.load_state_dict(state)
+
+
+class KnownBatch(WeightedRule):
+    """sqrt(B) of the declared batch size B: what every p tends to when gradients are noisy.
+
+    Relative to the smallest batch declared in the round, at most `cap`. A worker that declares
+    nothing counts as the smallest.
+    """
+
+    name = "known-batch"
+
+    def __init__(self, layout: Layout, *, cap: float = 16.0) -> None:
+        super().__init__(layout)
+        if not cap >= 1:
+            raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
+        self.cap = cap
+
+    def weights(self, votes: Votes) -> Tensor:
+        """min(sqrt(B / smallest B), cap), scaled so that the cap is the largest integer weight."""
+        declared = [b for b in votes.batch_sizes if b] or [1]
+        sizes = torch.tensor([b or min(declared) for b in votes.batch_sizes], dtype=torch.float64)
+        ratio = torch.sqrt(sizes / min(declared)).clamp(max=self.cap)
+        return (ratio * (LARGEST / self.cap)).round().to(torch.int32)[:, None]
+
+
+class Agreement(WeightedRule):
+    """log((1-p)/p) with p from how a worker agrees with the others; blind to the decision."""
+
+    name = "agreement"
+
+    def __init__(
+        self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR
+    ) -> None:
+        super().__init__(layout)
+        self.max_llr = _checked_llr(max_llr)
+        self.trust = AgreementTrust(forgetting)
+
+    def weights(self, votes: Votes) -> Tensor:
+        """Eq. (3) of the crossover that agreement shows: 2 atanh(1 - 2 p)."""
+        p = self.trust.crossover(votes.workers)[:, None]
+        return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
+
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        seen = super().vote(out, votes, coin)
+        pairs = backend(votes.planes.signs.device).disagreements(votes.planes, votes.n)
+        return Evidence(
+            workers=seen.workers, mismatches=seen.mismatches, cast=seen.cast,
+            differ=pairs[0].cpu(), common=pairs[1].cpu(),
+        )  # fmt: skip
+
+    def learn(self, evidence: Evidence) -> None:
+        self.trust.learn(evidence)
+
+    def forget(self, worker: int) -> None:
+        self.trust.forget(worker)
+
+    def _state(self) -> State:
+        return self.trust.state_dict()
+
+    def _load(self, state: State) -> None:
+        self.trust.load_state_dict(state)
+
+
+class ItSignSGD(Rule):
+    """The paper: log((1-p)/p) with p counted per worker and coordinate, w = 1 while it warms up.
+
+    `shard` is the range of coordinates that this object counts, if another machine has the rest.
+    """
+
+    name = "it-signsgd"
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        warmup: int = 100,
+        forgetting: float = 1.0,
+        max_llr: float = MAX_LLR,
+        zero_is_symbol: bool = False,
+        shard: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(layout)
+        self.shard = shard or (0, layout.size)
+        if not 0 <= self.shard[0] < self.shard[1] <= layout.size:
+            raise ConfigError(f"shard is {self.shard}; it must lie within (0, {layout.size})")
+        self.trust = CoordinateTrust(
+            self.shard[1] - self.shard[0],
+            warmup=warmup,
+            max_llr=_checked_llr(max_llr),
+            forgetting=forgetting,
+            zero_is_symbol=zero_is_symbol,
+        )
+
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        first = votes.first - self.shard[0]
+        if first % WORD or first < 0 or votes.first + votes.n > self.shard[1]:
+            raise ConfigError(
+                f"votes on coordinates {votes.first} to {votes.first + votes.n} do not fit shard {self.shard};"
+                f" they must lie inside and start a multiple of {WORD} after its start"
+            )
+        self.trust.admit(votes.workers)
+        at = first // WORD
+        counters = self.trust.counters[at : at + votes.planes.signs.shape[1]]
+        slots = torch.tensor([self.trust.slots[w] for w in votes.workers], dtype=torch.int64)
+        mismatches, cast = backend(votes.planes.signs.device).vote_by_coordinate_(
+            out, votes.planes, counters, slots, *self.trust.tables(votes.workers),
+            coin, votes.n, self.trust.zero_is_symbol,
+        )  # fmt: skip
+        return Evidence(workers=votes.workers, mismatches=mismatches[:, None], cast=cast[:, None])
+
+    def weights(self, votes: Votes) -> Tensor:
+        """Weights at each coordinate of the votes, (workers, n): for looking at, not for deciding."""
+        self.trust.admit(votes.workers)
+        first, n = votes.first - self.shard[0], votes.n
+        tables, table_of, sizes = self.trust.tables(votes.workers)
+        rows = []
+        for m, worker in enumerate(votes.workers):
+            halves = self.trust.counters[:, self.trust.slots[worker]].reshape(-1).int()
+            rows.append(tables[table_of[m]][sizes[m] + halves[first : first + n]])
+        return torch.stack(rows)
+
+    def learn(self, evidence: Evidence) -> None:
+        self.trust.learn(evidence)
+
+    def forget(self, worker: int) -> None:
+        self.trust.forget(worker)
+
+    def _state(self) -> State:
+        return {"shard": list(self.shard), **self.trust.state_dict()}
+
+    def _load(self, state: State) -> None:
+        if tuple(state["shard"]) != self.shard:
+            raise StateError(f"state of shard {tuple(state['shard'])}; this rule has shard {self.shard}")
+        self.trust.load_state_dict(state)
+
+
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (Majority, ItSignSGD, Pooled, KnownBatch, Agreement)
+}
+
+
+def make_rule(name: str, layout: Layout, **options: object) -> Rule:
+    """A fresh rule by name; options are the keyword arguments of its class.
+
+    >>> make_rule("pooled", Layout([("w", (4,))]), forgetting=0.98).name
+    'pooled'
+    """
+    if name not in RULES:
+        near = difflib.get_close_matches(name, RULES, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"there is no rule {name!r}{hint} Rules: {', '.join(RULES)}")
+    known = list(inspect.signature(RULES[name]).parameters)[1:]
+    unknown = set(options) - set(known)
+    if unknown:
+        raise ConfigError(
+            f"rule {name!r} has no option {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'none'}"
+        )
+    return RULES[name](layout, **options)
+
+
+def _checked_llr(max_llr: float) -> float:
+    if not 0 < max_llr <= MAX_LLR:
+        raise ConfigError(f"max_llr is {max_llr}; it must lie in (0, {MAX_LLR:g}]")
+    return max_llr

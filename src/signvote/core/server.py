@@ -1,0 +1,178 @@
+"""The server's side of a round: ballots of whoever answered in, decision out, trust updated."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from signvote.core.ballot import REASONS, Ballot, parse
+from signvote.core.bits import SERVER, Zeros, check_zeros, coin_for
+from signvote.core.layout import Layout
+from signvote.core.rules import Majority, Rule, make_rule
+from signvote.core.trust import Evidence, State
+from signvote.core.vote import Votes, empty_decision
+from signvote.errors import BallotError, ConfigError, StateError
+from signvote.kernels import WORD, Coin, Planes
+
+Ballots = Mapping[int, bytes] | Iterable[tuple[int, bytes]]
+
+VERSION = 1
+STACK_BYTES = 2**22  # ballots are stacked and decided in chunks of about this size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A ballot that was not counted."""
+
+    worker: int  # as the transport knows it
+    reason: str  # one word
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What happened in one round."""
+
+    round: int
+    voters: tuple[int, ...] = ()
+    abstained: dict[int, str] = field(default_factory=dict)  # worker -> why
+    refused: tuple[Refusal, ...] = ()
+    disagreement: dict[int, float] = field(default_factory=dict)  # voter -> share of votes overruled
+
+
+class Server:
+    """Decides rounds by a rule and learns whom to trust.
+
+    One bad ballot costs its worker one vote: it is refused, reported and counted, and the round goes on.
+    After each round `report` says what happened; `refusals` counts (worker, reason) since the start.
+
+    Args:
+        layout: of the model being trained.
+        rule: a name from `RULES`, or a Rule made for this layout.
+        run: the run's number, below 2^64. Ballots carry it, coins are keyed by it: all must share it.
+        zeros: "coin": a zero tally gets a fair bit. "abstain": it decides nothing.
+        options: keyword arguments of the rule named.
+
+    >>> layout = Layout([("w", (3,))])
+    >>> server = Server(layout, rule="majority")
+    >>> decision = server.decide(1, {})        # nobody answered: three coins
+    >>> server.report.voters
+    ()
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rule: str | Rule = "pooled",
+        *,
+        run: int = 0,
+        zeros: Zeros = "coin",
+        **options: object,
+    ) -> None:
+        check_zeros(zeros)
+        check_number("run", run)
+        if isinstance(rule, Rule) and (options or rule.layout != layout):
+            raise ConfigError("a Rule object must be made for the server's layout and takes no options")
+        self.layout, self.run, self.zeros = layout, run, zeros
+        self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
+        self.last_round: int | None = None
+        self.report = RoundReport(round=0)
+        self.refusals: Counter[tuple[int, str]] = Counter()
+
+    def decide(self, round: int, ballots: Ballots) -> bytes:
+        """Decide one round; the result is the message that every worker applies.
+
+        Args:
+            round: must grow from call to call.
+            ballots: messages by worker id as the transport knows it, or pairs of both as they came:
+                of two ballots by one worker the first counts.
+        """
+        check_number("round", round)
+        if self.last_round is not None and round <= self.last_round:
+            raise ConfigError(f"round {round} cannot be decided after round {self.last_round}")
+        admitted, refused = self._admit(round, ballots)
+        voters = [b for b in admitted if not b.reason]
+        coin = coin_for(self.zeros, self.run, round)
+        decision, evidence = self._vote(voters, coin)
+        if voters:
+            self.rule.learn(evidence)
+        self.last_round = round
+        self.refusals.update((r.worker, r.reason) for r in refused)
+        shares = evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)
+        self.report = RoundReport(
+            round=round,
+            voters=evidence.workers,
+            abstained={b.worker: REASONS[b.reason] for b in admitted if b.reason},
+            refused=tuple(refused),
+            disagreement=dict(zip(evidence.workers, shares.tolist(), strict=True)),
+        )
+        signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
+        return signed.to_bytes()
+
+    def _admit(self, round: int, ballots: Ballots) -> tuple[list[Ballot], list[Refusal]]:
+        """Parse what came, sorted by worker id so that the order of arrival changes nothing."""
+        admitted: dict[int, Ballot] = {}
+        refused: list[Refusal] = []
+        for worker, message in ballots.items() if isinstance(ballots, Mapping) else ballots:
+            try:
+                if worker in admitted:
+                    raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
+                admitted[worker] = parse(
+                    message, layout=self.layout, run=self.run, round=round, worker=worker
+                )
+            except BallotError as error:
+                refused.append(Refusal(worker=worker, reason=error.reason, message=str(error)))
+        return [admitted[w] for w in sorted(admitted)], refused
+
+    def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
+        """Chunk by chunk, so that little memory is needed beyond the ballots themselves."""
+        n = self.layout.size
+        rule = self.rule if voters else Majority(self.layout)  # nobody voted: every tally is zero
+        decision = empty_decision(n, coin)
+        step = max(1, STACK_BYTES // (8 * max(1, len(voters)))) * WORD
+        total: Evidence | None = None
+        for first in range(0, n, step):
+            votes = Votes.stack(voters, first, min(step, n - first))
+            words = slice(first // WORD, first // WORD + votes.planes.signs.shape[1])
+            out = Planes(*(None if p is None else p[words] for p in decision))
+            seen = rule.vote(out, votes, coin and Coin(coin.key, first))
+            total = seen if total is None else total + seen
+        assert total is not None  # a layout has at least one coordinate
+        return decision, total
+
+    def forget(self, worker: int) -> None:
+        """Drop what is known of a worker that left for good."""
+        self.rule.forget(worker)
+
+    def state_dict(self) -> State:
+        """Everything needed to go on: tensors, numbers, strings and lists; never objects."""
+        return {
+            "kind": "server",
+            "version": VERSION,
+            "run": self.run,
+            "zeros": self.zeros,
+            "last_round": self.last_round,
+            "refusals": [[worker, reason, n] for (worker, reason), n in self.refusals.items()],
+            "rule": self.rule.state_dict(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state: the next decision is the one the saved server would have made."""
+        check_state(state, kind="server", version=VERSION, run=self.run, zeros=self.zeros)
+        self.rule.load_state_dict(state["rule"])
+        self.last_round = state["last_round"]
+        self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
+
+
+def check_number(name: str, value: int) -> None:
+    """Raise unless value fits the header's 64 bits."""
+    if not 0 <= value < 2**64:
+        raise ConfigError(f"{name} is {value}; it must lie in 0..2^64-1")
+
+
+def check_state(state: State, **wanted: object) -> None:
+    """Raise unless the state has these values, naming both."""
+    for what, value in wanted.items():
+        if state.get(what) != value:
+            raise StateError(f"state has {what} {state.get(what)!r}; wanted {value!r}")

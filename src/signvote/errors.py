@@ -1,0 +1,34 @@
+"""Every error signvote raises on purpose.
+
+    SignVoteError
+      ConfigError      a setting out of its range, an unknown name
+      LayoutError      parameters that do not fit the layout
+      BallotError      a message that must not be counted; .reason says why in one word
+      StateError       a state or checkpoint of another kind, layout or version
+"""
+
+from __future__ import annotations
+
+
+class SignVoteError(Exception):
+    """Base of all errors raised by signvote."""
+
+
+class ConfigError(SignVoteError, ValueError):
+    """A setting is out of range or a name is unknown."""
+
+
+class LayoutError(SignVoteError, ValueError):
+    """Parameters do not fit the layout."""
+
+
+class BallotError(SignVoteError, ValueError):
+    """A message that must not be counted. `reason` is one word, for counting; the text is for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class StateError(SignVoteError, ValueError):
+    """A state dict or checkpoint does not fit the object that should load it."""

@@ -1,0 +1,97 @@
+"""The hot loops, spelled once per device with the same names and the same bits.
+
+`reference` is plain torch, slow and obvious: the oracle, and what runs where nothing better does.
+`cpu` is numba. All work on *planes*: int64 words in which bit i of word w belongs to coordinate
+64 w + i. The memory of a plane is therefore exactly the little-endian bit string of a ballot.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from signvote.errors import ConfigError
+
+WORD = 64
+BACKENDS = ("cpu", "reference")
+
+
+class Planes(NamedTuple):
+    """Signs of coordinates, one bit each: shape (words,), or (workers, words) for stacked votes."""
+
+    signs: Tensor  # 1 = positive; 0 where there is no sign
+    support: Tensor | None  # 1 = has a sign; None: every coordinate has one
+
+
+class Coin(NamedTuple):
+    """A fair bit for every coordinate, a pure function of key and coordinate."""
+
+    key: int  # from `signvote.core.bits.coin_key`
+    first: int = 0  # the coordinate that bit 0 of a plane belongs to
+
+
+class Backend(Protocol):
+    """What a kernel module offers. A trailing `_` means that the first argument is written to."""
+
+    def sign_planes(self, x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
+        """Signs of a contiguous float vector, and whether all of it was finite.
+
+        A zero gets the coin's bit, or without a coin no sign.
+        """
+
+    def vote_(
+        self, out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Decide coordinates span[0] to span[1] by sign(sum_m weights[m] Y[m]); leave other bits of out.
+
+        A tally of zero gets the coin's bit, or without a coin no sign. Returns, per worker, the votes
+        that differ from the decision and the votes cast where there is a decision.
+        """
+
+    def vote_by_coordinate_(
+        self,
+        out: Planes,
+        votes: Planes,
+        counters: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        table_of: Tensor,
+        sizes: Tensor,
+        coin: Coin | None,
+        n: int,
+        zero_is_symbol: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Decide n coordinates with a weight for each worker and coordinate, and count who differed.
+
+        Worker m's weight at a coordinate is looked up by its counter c there: the row
+        tables[table_of[m]] holds -w(c) at c, +w(c) at sizes[m] + c, and 0 at 2 sizes[m].
+        counters (words, slots, 64), uint16, is updated in the same pass: +2 for a vote that differs
+        from the decision, +1 where the vote or the decision is missing; if `zero_is_symbol`, a
+        missing sign is a third symbol instead: +2 if just one of both is missing.
+        """
+
+    def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
+        """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""
+
+    def step_(self, x: Tensor, decision: Planes, begin: int, step: float) -> None:
+        """x[i] <- x[i] - step * decision[begin + i] for a contiguous float vector."""
+
+
+def words_for(n: int) -> int:
+    """Words that n bits fill."""
+    return -(-n // WORD)
+
+
+def backend(device: torch.device | str) -> Backend:
+    """The kernels for a device; SIGNVOTE_KERNELS=reference forces the plain ones."""
+    kind = torch.device(device).type
+    name = os.environ.get("SIGNVOTE_KERNELS", kind if kind in BACKENDS else "reference")
+    if name not in BACKENDS:
+        raise ConfigError(
+            f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset"
+        )
+    return cast(Backend, import_module(f"signvote.kernels.{name}"))
