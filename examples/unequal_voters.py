@@ -79,7 +79,9 @@ def main() -> None:
     options = parser.parse_args()
     measured, predicted = run(options.rounds, options.coordinates), predictions()
 
-    table = Table(title=f"{len(CROSSOVER)} workers, {options.rounds} rounds, {options.coordinates:,} coordinates")
+    table = Table(
+        title=f"{len(CROSSOVER)} workers, {options.rounds} rounds, {options.coordinates:,} coordinates"
+    )
     for heading in ("rule", "wrong signs, measured", "in theory"):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for name, error in measured.items():

@@ -1,11 +1,11 @@
 """One model, many unequal machines, one bit per parameter each way.
 
-    server = signvote.Server(layout, rule="pooled")
-    worker = signvote.Worker(model, worker_id=3, momentum=0.9)
+server = signvote.Server(layout, rule="pooled")
+worker = signvote.Worker(model, worker_id=3, momentum=0.9)
 
-    ballot = worker.ballot(round)                # bytes, after loss.backward()
-    decision = server.decide(round, ballots)     # ballots: {worker_id: bytes} of whoever answered
-    worker.apply(decision, step=1e-3)            # x <- x - step * decision
+ballot = worker.ballot(round)                # bytes, after loss.backward()
+decision = server.decide(round, ballots)     # ballots: {worker_id: bytes} of whoever answered
+worker.apply(decision, step=1e-3)            # x <- x - step * decision
 """
 
 from signvote import checkpoint

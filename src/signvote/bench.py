@@ -50,7 +50,12 @@ def kernels(
 ) -> list[Timing]:
     """Time all kernels, print the tables and write the JSON."""
     threads = threads or tuple(sorted({1, os.cpu_count() or 1}))
-    for name, values in (("coordinates", (n,)), ("workers", workers), ("threads", threads), ("repeats", (repeats,))):
+    for name, values in (
+        ("coordinates", (n,)),
+        ("workers", workers),
+        ("threads", threads),
+        ("repeats", (repeats,)),
+    ):
         if not values or min(values) < 1:
             raise ConfigError(f"{name} is {', '.join(map(str, values))}; it must be 1 or more")
     if not out.parent.is_dir():
@@ -87,30 +92,36 @@ def _time_case(n: int, m: int, threads: int, repeats: int) -> list[Timing]:
     ours, textbook = _ours(x, signs), _textbook(x[:small], m)
     timings = []
     for name, work in ours.items():
-        seconds, copies = _ratio(work, lambda: target.copy_(x), repeats)
+        seconds, copy = _fastest([work, lambda: target.copy_(x)], repeats)
         slow = None
         if name in textbook and threads == 1:
-            _, slow = _ratio(textbook[name], lambda: target[:small].copy_(x[:small]), 2)
+            slow = _fastest([textbook[name]], 2)[0] / small * n / copy
         aim = TARGETS.get(name) if (m, threads) == (15, 1) else None
         timings.append(
             Timing(
-                kernel=name, coordinates=n, workers=m, threads=threads, seconds=seconds,
-                copies=copies, textbook_copies=slow, target=aim,
-            )  # fmt: skip
+                kernel=name,
+                coordinates=n,
+                workers=m,
+                threads=threads,
+                seconds=seconds,
+                copies=seconds / copy,
+                textbook_copies=slow,
+                target=aim,
+            )
         )
     return timings
 
 
-def _ratio(work: Callable[[], object], copy: Callable[[], object], repeats: int) -> tuple[float, float]:
-    """(seconds, seconds / seconds of a copy): the fastest of each, taken in turns."""
-    work(), copy()  # noqa: B018  (warm up)
-    own, other = [], []
-    for _ in range(repeats):
-        for what, times in ((copy, other), (work, own)):
+def _fastest(works: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of the fastest run of each, taken in turns after one to warm up."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats + 1):
+        for work, its_times in zip(works, times, strict=True):
+            time.sleep(0.01)  # torch's threads spin for a while after work of their own
             start = time.perf_counter()
-            what()
-            times.append(time.perf_counter() - start)
-    return min(own), min(own) / min(other)
+            work()
+            its_times.append(time.perf_counter() - start)
+    return [min(its_times[1:]) for its_times in times]
 
 
 def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
@@ -140,7 +151,7 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
 
 def _fill_(counters: Tensor, p: float) -> None:
     """Counters as ROUNDS rounds of crossover p leave them."""
-    few = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p)).sample((64, *counters.shape[1:]))
+    few = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p)).sample((64, *counters.shape[1:]))  # type: ignore[no-untyped-call]
     for start in range(0, counters.shape[0], 64):
         part = counters[start : start + 64]
         part.copy_(few[: part.shape[0]])
@@ -191,7 +202,11 @@ def _print(timings: list[Timing], n: int) -> None:
         growth = Table(title="Nanoseconds per coordinate as N grows (one thread)")
         for heading in ("kernel", *(f"N = {size:,}" for size in sizes)):
             growth.add_column(heading, justify="left" if heading == "kernel" else "right")
-        one = {(t.kernel, t.coordinates): t for t in reversed(timings) if t.threads == 1 and t.workers == timings[0].workers}
+        one = {
+            (t.kernel, t.coordinates): t
+            for t in reversed(timings)
+            if t.threads == 1 and t.workers == timings[0].workers
+        }
         for name in dict.fromkeys(t.kernel for t in timings):
             row = (one[name, size].seconds / size * 1e9 for size in sizes if (name, size) in one)
             growth.add_row(name, *(f"{value:.3f}" for value in row))
@@ -204,4 +219,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )

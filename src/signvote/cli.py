@@ -56,7 +56,7 @@ Command = Annotated[BenchKernels, subcommand("bench")] | Annotated[Version, subc
 
 def main() -> None:
     """Parse the command line and run the command; our errors are one sentence and exit code 2."""
-    command = tyro.cli(Command, prog="signvote", description="One-bit training on unequal machines.")  # type: ignore[arg-type]
+    command = tyro.cli(Command, prog="signvote", description="One-bit training on unequal machines.")
     try:
         command.run()
     except SignVoteError as error:

@@ -1,10 +1,10 @@
 """Every error signvote raises on purpose.
 
-    SignVoteError
-      ConfigError      a setting out of its range, an unknown name
-      LayoutError      parameters that do not fit the layout
-      BallotError      a message that must not be counted; .reason says why in one word
-      StateError       a state or checkpoint of another kind, layout or version
+SignVoteError
+  ConfigError      a setting out of its range, an unknown name
+  LayoutError      parameters that do not fit the layout
+  BallotError      a message that must not be counted; .reason says why in one word
+  StateError       a state or checkpoint of another kind, layout or version
 """
 
 from __future__ import annotations

@@ -121,6 +121,7 @@ def parse(
         run: our run's number; a ballot of another run is refused.
         round: the round being decided; earlier ones are late, later ones from the future. None: any.
         worker: who sent it, as the transport knows; None: whoever the header names.
+
     """
     if len(message) < HEADER.size:
         raise BallotError("length", f"{len(message)} bytes are no ballot; a header alone has {HEADER.size}")
@@ -134,7 +135,8 @@ def parse(
         raise BallotError("kind", f"unknown kind {kind}, reason {reason} or reserved byte {zero}")
     if digest != layout.digest:
         raise BallotError(
-            "layout", f"ballot for layout {digest.hex()[:8]}, not ours, {layout.digest.hex()[:8]}: another model"
+            "layout",
+            f"ballot for layout {digest.hex()[:8]}, not ours, {layout.digest.hex()[:8]}: another model",
         )
     if its_run != run:
         raise BallotError("run", f"ballot of run {its_run}; this is run {run}")
@@ -157,7 +159,9 @@ def parse(
 def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
     """Compare the body's size and count with the layout: before anything is allocated."""
     if count > n or (kind is Kind.DENSE and count != n):
-        raise BallotError("count", f"{kind.name.lower()} ballot of {count} votes; the layout has {n} coordinates")
+        raise BallotError(
+            "count", f"{kind.name.lower()} ballot of {count} votes; the layout has {n} coordinates"
+        )
     if reason and (kind is not Kind.SPARSE or count):
         raise BallotError("kind", f"a worker that abstains ({REASONS[reason]}) cannot vote")
     if kind is not Kind.SPARSE:

@@ -63,11 +63,10 @@ def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
     >>> planes, finite = pack_signs(torch.tensor([0.5, -2.0, 0.0]), coin=None)
     >>> unpack_signs(planes, 3).tolist(), finite
     ([1, -1, 0], True)
+
     """
     if x.dtype not in FLOATS:
-        raise ConfigError(
-            f"signs of {x.dtype} are not defined; wanted one of {', '.join(map(str, FLOATS))}"
-        )
+        raise ConfigError(f"signs of {x.dtype} are not defined; wanted one of {', '.join(map(str, FLOATS))}")
     return backend(x.device).sign_planes(x.detach().contiguous().view(-1), coin)
 
 

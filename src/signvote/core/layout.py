@@ -66,9 +66,7 @@ class Layout:
             if tensor is None:
                 out[s.start : s.stop].zero_()
             elif tuple(tensor.shape) != s.shape:
-                raise LayoutError(
-                    f"{s.name} has shape {tuple(tensor.shape)}, but the layout says {s.shape}"
-                )
+                raise LayoutError(f"{s.name} has shape {tuple(tensor.shape)}, but the layout says {s.shape}")
             else:
                 out[s.start : s.stop].view(s.shape).copy_(tensor)
         return out
@@ -86,9 +84,8 @@ class Layout:
 def trainable(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The named tensors that are voted on; all must be real floats."""
     if isinstance(model, nn.Module):
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    else:
-        named = dict(model)
+        model = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    named = dict(model)
     for name, tensor in named.items():
         if not torch.is_floating_point(tensor):
             raise LayoutError(f"{name} is {tensor.dtype}; only real floating-point parameters have signs")

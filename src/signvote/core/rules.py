@@ -46,6 +46,7 @@ class Rule(ABC):
             out: planes as wide as the votes'.
             votes: of any subset of workers, over any range of coordinates.
             coin: decides zero tallies, its first coordinate being votes.first; None: they stay open.
+
         """
 
     @abstractmethod
@@ -67,14 +68,16 @@ class Rule(ABC):
         mine = {"rule": self.name, "layout": self.layout.digest.hex()}
         for what, value in mine.items():
             if state.get(what) != value:
-                raise StateError(f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}")
+                raise StateError(
+                    f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}"
+                )
         self._load(state)
 
     def _state(self) -> State:
         return {}
 
     def _load(self, state: State) -> None:
-        pass
+        return None
 
 
 class WeightedRule(Rule):
@@ -84,9 +87,7 @@ class WeightedRule(Rule):
         super().__init__(layout)
         if per not in ("worker", "tensor"):
             raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
-        self.groups = (
-            [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
-        )
+        self.groups = [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         kernels, weights = backend(votes.planes.signs.device), self.weights(votes)
@@ -173,9 +174,7 @@ class Agreement(WeightedRule):
 
     name = "agreement"
 
-    def __init__(
-        self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR
-    ) -> None:
+    def __init__(self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR) -> None:
         super().__init__(layout)
         self.max_llr = _checked_llr(max_llr)
         self.trust = AgreementTrust(forgetting)
@@ -240,8 +239,8 @@ class ItSignSGD(Rule):
         first = votes.first - self.shard[0]
         if first % WORD or first < 0 or votes.first + votes.n > self.shard[1]:
             raise ConfigError(
-                f"votes on coordinates {votes.first} to {votes.first + votes.n} do not fit shard {self.shard};"
-                f" they must lie inside and start a multiple of {WORD} after its start"
+                f"votes on coordinates {votes.first} to {votes.first + votes.n} do not fit"
+                f" shard {self.shard}; they must lie inside and start a multiple of {WORD} after its start"
             )
         self.trust.admit(votes.workers)
         at = first // WORD

@@ -59,6 +59,7 @@ class Server:
     >>> decision = server.decide(1, {})        # nobody answered: three coins
     >>> server.report.voters
     ()
+
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Server:
             round: must grow from call to call.
             ballots: messages by worker id as the transport knows it, or pairs of both as they came:
                 of two ballots by one worker the first counts.
+
         """
         check_number("round", round)
         if self.last_round is not None and round <= self.last_round:
@@ -135,8 +137,7 @@ class Server:
         for first in range(0, n, step):
             votes = Votes.stack(voters, first, min(step, n - first))
             words = slice(first // WORD, first // WORD + votes.planes.signs.shape[1])
-            out = Planes(*(None if p is None else p[words] for p in decision))
-            seen = rule.vote(out, votes, coin and Coin(coin.key, first))
+            seen = rule.vote(decision.map(lambda p: p[words]), votes, coin and coin.after(first))  # noqa: B023
             total = seen if total is None else total + seen
         assert total is not None  # a layout has at least one coordinate
         return decision, total

@@ -27,7 +27,9 @@ def llr_integers(crossover: Floats) -> list[int]:
     return weights
 
 
-def tally_distribution(crossover: Floats, weights: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def tally_distribution(
+    crossover: Floats, weights: Sequence[int]
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """P(sum_m w[m] Y[m] = s) for s = -W .. W with W = sum |w|: one convolution per worker."""
     if len(crossover) != len(weights):
         raise ConfigError(f"{len(crossover)} crossover probabilities, but {len(weights)} weights")
@@ -77,7 +79,7 @@ def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -
 def majority_bound(crossover: Floats) -> float:
     """Chernoff bound of a plain majority vote's error; 1 where the mean p is not below 1/2.
 
-        (4 q (1 - q))^(M / 2)      q = mean of p
+    (4 q (1 - q))^(M / 2)      q = mean of p
     """
     q = sum(crossover) / len(crossover)
     return (4 * q * (1 - q)) ** (len(crossover) / 2) if q < 0.5 else 1.0
@@ -92,11 +94,12 @@ def weighted_bound(crossover: Floats) -> float:
 
 
 def batch_crossover(signal_to_noise: float, batch_size: float) -> float:
-    """p of a worker that averages B samples: Phi(-sqrt(B) mu / sigma) for Gaussian gradient noise.
+    """P of a worker that averages B samples: Phi(-sqrt(B) mu / sigma) for Gaussian gradient noise.
 
     Args:
         signal_to_noise: |mu| / sigma of one sample's gradient at this coordinate.
         batch_size: B.
+
     """
     return math.erfc(math.sqrt(batch_size / 2) * signal_to_noise) / 2
 

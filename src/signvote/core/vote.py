@@ -30,6 +30,7 @@ def llr_weights(crossover: Tensor, *, max_llr: float = MAX_LLR) -> Tensor:
 
     >>> llr_weights(torch.tensor([0.0, 0.25, 0.5, 1.0])).tolist()
     [10.0, 1.0986..., 0.0, -10.0]
+
     """
     p = crossover.double()
     return torch.log((1 - p) / p).clamp(-max_llr, max_llr)
@@ -108,6 +109,7 @@ def tally(votes: Votes, weights: Tensor) -> Tensor:
     Args:
         votes: Y in {-1, +1}, or 0 where a worker abstains.
         weights: integers, one per worker.
+
     """
     y = unpack_signs(votes.planes, votes.n).long()
     return (weights.long()[:, None] * y).sum(0)

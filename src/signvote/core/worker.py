@@ -37,6 +37,7 @@ class Worker:
     >>> worker = Worker(model, worker_id=3)
     >>> len(worker.ballot(round=1))            # 64 of header, 1 of signs
     65
+
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class Worker:
         if self.momentum:
             self._average = signal
         if self.top is None:
-            return Ballot.cast(self.layout, _moved(planes, "cpu"), **who).to_bytes()
+            return Ballot.cast(self.layout, planes.map(Tensor.cpu), **who).to_bytes()
         planes, _ = pack_signs(self._largest(signal, self.top), None)
-        return Ballot.cast(self.layout, _moved(planes, "cpu"), **who).thinned().to_bytes()
+        return Ballot.cast(self.layout, planes.map(Tensor.cpu), **who).thinned().to_bytes()
 
     def _signal(self) -> Tensor:
         """What is signed: the flat gradient g, or m <- beta m + (1 - beta) g."""
@@ -113,7 +114,7 @@ class Worker:
 
     @torch.no_grad()
     def apply(self, decision: bytes, step: float) -> None:
-        """x <- x - step * decision (paper, eq. 5).
+        """X <- x - step * decision (paper, eq. 5).
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
         """
@@ -150,12 +151,8 @@ class Worker:
 
 
 def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """x <- x - step * decision on a tensor of any stride, in row-major order."""
+    """X <- x - step * decision on a tensor of any stride, in row-major order."""
     flat = parameter.detach().contiguous().view(-1)
-    backend(flat.device).step_(flat, _moved(decision, flat.device), begin, step)
+    backend(flat.device).step_(flat, decision.map(lambda p: p.to(flat.device)), begin, step)
     if not parameter.is_contiguous():
         parameter.copy_(flat.view(parameter.shape))
-
-
-def _moved(planes: Planes, device: torch.device | str) -> Planes:
-    return Planes(*(None if p is None else p.to(device) for p in planes))

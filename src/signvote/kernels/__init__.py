@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple, Protocol, cast
 
@@ -26,12 +27,20 @@ class Planes(NamedTuple):
     signs: Tensor  # 1 = positive; 0 where there is no sign
     support: Tensor | None  # 1 = has a sign; None: every coordinate has one
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Planes:
+        """Both planes, changed alike."""
+        return Planes(change(self.signs), None if self.support is None else change(self.support))
+
 
 class Coin(NamedTuple):
     """A fair bit for every coordinate, a pure function of key and coordinate."""
 
     key: int  # from `signvote.core.bits.coin_key`
     first: int = 0  # the coordinate that bit 0 of a plane belongs to
+
+    def after(self, n: int) -> Coin:
+        """The same coin for a plane that starts n coordinates later."""
+        return Coin(self.key, self.first + n)
 
 
 class Backend(Protocol):
@@ -91,7 +100,5 @@ def backend(device: torch.device | str) -> Backend:
     kind = torch.device(device).type
     name = os.environ.get("SIGNVOTE_KERNELS", kind if kind in BACKENDS else "reference")
     if name not in BACKENDS:
-        raise ConfigError(
-            f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset"
-        )
+        raise ConfigError(f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset")
     return cast(Backend, import_module(f"signvote.kernels.{name}"))

@@ -38,17 +38,13 @@ def _alignment(array_type: Any) -> int:
     return int(array_type.dtype.bitwidth) // 8
 
 
-def _load(
-    context: Any, builder: Any, array: Any, array_type: Any, index: Any, lanes: int = LANES
-) -> Any:
+def _load(context: Any, builder: Any, array: Any, array_type: Any, index: Any, lanes: int = LANES) -> Any:
     loaded = builder.load(_address(context, builder, array, array_type, index, lanes))
     loaded.align = _alignment(array_type)
     return loaded
 
 
-def _store(
-    context: Any, builder: Any, value: Any, array: Any, array_type: Any, index: Any
-) -> None:
+def _store(context: Any, builder: Any, value: Any, array: Any, array_type: Any, index: Any) -> None:
     address = _address(context, builder, array, array_type, index, value.type.count)
     builder.store(value, address).align = _alignment(array_type)
 
@@ -88,9 +84,7 @@ def classify(typing: Any, integers: Any, index: Any, exponent: Any) -> Any:
 
 
 @intrinsic
-def add_where(
-    typing: Any, source: Any, i: Any, word: Any, amount: Any, target: Any, k: Any
-) -> Any:
+def add_where(typing: Any, source: Any, i: Any, word: Any, amount: Any, target: Any, k: Any) -> Any:
     """target[k : k + 64] = source[i : i + 64] + amount where word has a 1, + 0 elsewhere."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -118,9 +112,7 @@ def put_where(typing: Any, word: Any, value: Any, target: Any, k: Any) -> Any:
 
 
 @intrinsic
-def step_where(
-    typing: Any, floats: Any, index: Any, positive: Any, voted: Any, step: Any
-) -> Any:
+def step_where(typing: Any, floats: Any, index: Any, positive: Any, voted: Any, step: Any) -> Any:
     """floats[index : index + 8] -= step where positive, += step elsewhere, only where voted."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -44,7 +44,8 @@ def pack(bits: Tensor) -> Tensor:
     n = bits.shape[-1]
     padded = torch.nn.functional.pad(bits.to(torch.int64), (0, words_for(n) * WORD - n))
     lanes = torch.arange(WORD, device=bits.device)
-    return (padded.unflatten(-1, (words_for(n), WORD)) << lanes).sum(-1)
+    plane: Tensor = (padded.view(*bits.shape[:-1], words_for(n), WORD) << lanes).sum(-1)
+    return plane
 
 
 def unpack(plane: Tensor, n: int) -> Tensor:
@@ -92,7 +93,7 @@ def vote_(
     voted = _bits(votes.support, votes.signs, end)[:, begin:]
     y = (2 * positive.to(torch.int64) - 1) * voted
     tally = (weights.to(torch.int64)[:, None] * y).sum(0)
-    decision, decided = _sign_of(tally, coin and Coin(coin.key, coin.first + begin))
+    decision, decided = _sign_of(tally, coin and coin.after(begin))
     _write_(out.signs, decision, span)
     _write_(out.support, decided, span)
     cast = voted & decided

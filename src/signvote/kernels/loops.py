@@ -1,0 +1,138 @@
+"""The loops of the numba kernels that need no adder network: signs, weights per coordinate, pairs, steps.
+
+Mind two things when changing compiled loops. An index such as `row[at + j]` makes numba allow for
+negative values and costs the vector code; slice first. And numba caches by file: after a change in
+`lanes.py` or `words.py`, `make clean` or touch this file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from signvote.kernels.lanes import add_where, classify, popcount, prefetch, put_where, step_where
+from signvote.kernels.words import BLOCK, ONES, SIXTY_FOUR, ZERO, coin_word, compiled, inlined, inside, toss_
+
+GROUP = 5  # workers whose weights are looked up together
+
+
+@compiled
+def sign_planes(integers, exponent, key, first, has_coin, signs, support, lo, hi):  # type: ignore[no-untyped-def]
+    broken = ZERO
+    zeros = np.empty(BLOCK, np.uint64)
+    for at in range(lo, hi, BLOCK):
+        n = min(BLOCK, hi - at)
+        for j in range(n):
+            signs[at + j], zeros[j], nonfinite = classify(integers, (at + j) * 64, exponent)
+            broken |= nonfinite
+        if has_coin:
+            toss_(signs[at : at + n], zeros, key, first, at, n)
+        else:
+            for j in range(n):
+                support[at + j] = ~zeros[j]
+    return broken == ZERO
+
+
+@compiled
+def vote_by_coordinate_(  # type: ignore[no-untyped-def]
+    out, decided, votes, support, counters, slots, tables, table_of, sizes,
+    key, first, has_coin, end, zero_is_symbol, lo, hi,
+):  # fmt: skip
+    workers, stride = votes.shape[0], counters.shape[1] * 64
+    count = counters.reshape(-1)
+    differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    tally, index = np.empty(64, np.int32), np.zeros(64 * GROUP, np.uint16)
+    weight, row = tables.reshape(-1), np.zeros(GROUP, np.uint64)
+    for w in range(lo, hi):
+        tally[:] = 0
+        for m in range(0, workers, GROUP):
+            group = min(GROUP, workers - m)
+            for g in range(group):
+                at, size = w * stride + slots[m + g] * 64, sizes[m + g]
+                prefetch(count, at + stride)
+                prefetch(count, at + stride + 32)
+                add_where(count, at, votes[m + g, w], size, index, 64 * g)
+                if support.shape[0]:
+                    put_where(~support[m + g, w], np.uint16(2 * size), index, 64 * g)
+                row[g] = np.uint64(table_of[m + g] * tables.shape[1])
+            if group == GROUP:
+                a, b, c, d, e = row[0], row[1], row[2], row[3], row[4]
+                for i in range(64):
+                    tally[i] += (
+                        weight[a + index[i]]
+                        + weight[b + index[i + 64]]
+                        + weight[c + index[i + 128]]
+                        + weight[d + index[i + 192]]
+                        + weight[e + index[i + 256]]
+                    )
+            else:
+                for g in range(group):
+                    a = row[g]
+                    for i in range(64):
+                        tally[i] += weight[a + index[i + 64 * g]]
+        more, same, _ = classify(tally, 0, np.int32(-1))
+        live = inside(w, 0, end)
+        if has_coin:
+            more |= same & coin_word(key, first, w)
+            sure = live
+        else:
+            sure = live & ~same
+            decided[w] = sure
+        out[w] = more & live
+        for m in range(workers):
+            at = w * stride + slots[m] * 64
+            voted = support[m, w] if support.shape[0] else ONES
+            both = voted & sure
+            wrong = (votes[m, w] ^ more) & both
+            differ[m] += np.int64(popcount(wrong))
+            cast[m] += np.int64(popcount(both))
+            if zero_is_symbol:
+                wrong |= (voted ^ sure) & live
+            elif both != live:
+                add_where(count, at, live & ~both, np.uint16(1), count, at)
+            add_where(count, at, wrong, np.uint16(2), count, at)
+    return differ, cast
+
+
+@compiled
+def disagreements(votes, support, end, lo, hi):  # type: ignore[no-untyped-def]
+    workers = votes.shape[0]
+    differ = np.zeros((workers, workers), np.int64)
+    both = np.zeros((workers, workers), np.int64)
+    for at in range(lo, hi, BLOCK):
+        n = min(BLOCK, hi - at)
+        for a in range(workers):
+            for b in range(a, workers):
+                row_a, row_b = votes[a, at : at + n], votes[b, at : at + n]
+                wrong, common = ZERO, ZERO
+                if support.shape[0]:
+                    voted_a, voted_b = support[a, at : at + n], support[b, at : at + n]
+                    for j in range(n):
+                        wrong += popcount((row_a[j] ^ row_b[j]) & voted_a[j] & voted_b[j])
+                        common += popcount(voted_a[j] & voted_b[j])
+                else:
+                    for j in range(n):
+                        wrong += popcount(row_a[j] ^ row_b[j])
+                    common = np.uint64(min(end, (at + n) * 64) - at * 64)
+                differ[a, b] += np.int64(wrong)
+                both[a, b] += np.int64(common)
+    return differ, both
+
+
+@inlined
+def _word_at(plane, bit):  # type: ignore[no-untyped-def]
+    """The 64 bits of a plane that start anywhere; zeros beyond its end."""
+    w, by = bit // 64, np.uint64(bit % 64)
+    word = plane[w] >> by
+    if by != ZERO and w + 1 < plane.size:
+        word |= plane[w + 1] << (SIXTY_FOUR - by)
+    return word
+
+
+@compiled
+def step_(x, signs, support, begin, step, lo, hi):  # type: ignore[no-untyped-def]
+    for w in range(lo, hi):
+        positive = _word_at(signs, begin + w * 64)
+        voted = _word_at(support, begin + w * 64) if support.size else ONES
+        for q in range(8):
+            by = np.uint64(8 * q)
+            step_where(x, w * 64 + 8 * q, np.uint8(positive >> by), np.uint8(voted >> by), step)
