@@ -123,6 +123,8 @@ def parse(
         worker: who sent it, as the transport knows; None: whoever the header names.
 
     """
+    if not isinstance(message, bytes):
+        raise BallotError("type", f"a ballot is bytes, not {type(message).__name__}")
     if len(message) < HEADER.size:
         raise BallotError("length", f"{len(message)} bytes are no ballot; a header alone has {HEADER.size}")
     (magic, version, kind, reason, zero, its_run, digest, its_worker, its_round,

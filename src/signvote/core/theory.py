@@ -23,7 +23,7 @@ def llr_integers(crossover: Floats) -> list[int]:
     >>> llr_integers([0.25, 0.5])
     [1125, 0]
     """
-    weights: list[int] = fixed_point(llr_weights(torch.tensor(crossover).double())).tolist()
+    weights: list[int] = fixed_point(llr_weights(torch.tensor(crossover, dtype=torch.float64))).tolist()
     return weights
 
 

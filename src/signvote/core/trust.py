@@ -103,9 +103,10 @@ class CountTrust:
 class CoordinateTrust:
     """p[m,n] = mismatches / rounds, counted per worker and coordinate (paper, eq. 4).
 
-    One uint16 each, in halves of a mismatch: a vote against the decision counts 2 halves. A missing
-    sign, the worker's or the decision's, counts 1, what a fair coin in its place would on average; or,
-    with `zero_is_symbol`, it is compared like a third sign, as the authors' code does.
+    One uint16 each, in halves of a mismatch: a vote against the decision counts 2. No vote where there
+    is a decision, or a vote where there is none, counts 1, what a fair coin in its place would on
+    average; or, with `zero_is_symbol`, 2: zero is compared like a third sign, as the authors' code
+    does. No vote and no decision agree: a coordinate dead for long wakes up with everybody trusted.
 
     A worker whose counters are full (`capacity` rounds) has them halved, together with its number of
     rounds; p stays and the past counts half. Forgetting f is the same with a smaller capacity: twice
@@ -204,8 +205,9 @@ class AgreementTrust:
     """p from pairwise agreement, which never looks at the decision.
 
     If errors are independent, C_ij = E[Y_i Y_j] = a_i a_j with a = 1 - 2 p, so every pair of others
-    gives |a_i| = sqrt(|C_ij C_ik / C_jk|); the median over pairs is kept. Signs come from the leading
-    eigenvector of C, oriented so that the majority of workers is honest.
+    gives |a_i| = sqrt(|C_ij C_ik / C_jk|); the median over pairs, weighted with |C_jk|, is kept: two
+    workers that hardly agree say little of a third. Signs come from the leading eigenvector of C,
+    oriented so that the majority of workers is honest.
     """
 
     def __init__(self, forgetting: float = 1.0) -> None:
@@ -269,9 +271,19 @@ def agreement_crossover(agreement: Tensor) -> Tensor:
     magnitude = torch.empty(m, dtype=torch.float64)
     for i in range(m):
         ratios = (c[i][:, None] * c[i] / c).abs()  # over j, k; NaN where two of i, j, k are equal
-        magnitude[i] = ratios[ratios.isfinite()].median() if ratios.isfinite().any() else 0.0
+        usable = ratios.isfinite()
+        magnitude[i] = _weighted_median(ratios[usable], c.abs()[usable])
     leading = torch.linalg.eigh(torch.nan_to_num(c)).eigenvectors[:, -1]
     signs = torch.sign(leading)
     if signs.sum() < 0 or (signs.sum() == 0 and leading.sum() < 0):
         signs = -signs
     return (1 - signs * magnitude.sqrt().clamp(max=1)) / 2
+
+
+def _weighted_median(values: Tensor, weights: Tensor) -> float:
+    """The value at which half of the weight is reached; 0 if there is none."""
+    if not values.numel():
+        return 0.0
+    order = values.argsort()
+    reached = weights[order].cumsum(0)
+    return float(values[order][torch.searchsorted(reached, reached[-1] / 2)])

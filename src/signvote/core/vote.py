@@ -11,6 +11,7 @@ from torch import Tensor
 from signvote.core.ballot import Ballot
 from signvote.core.bits import plane_to_bytes, unpack_signs
 from signvote.kernels import WORD, Coin, Planes, words_for
+from signvote.kernels.reference import coin_words
 
 ONE = 1024  # a weight of 1 in fixed point
 MAX_LLR = 10.0
@@ -119,7 +120,5 @@ def decide(tally: Tensor, coin: Coin | None) -> Tensor:
     """sign(tally) as int8 (paper, eq. 3); a zero tally gets the coin's bit, or stays 0 without one."""
     if coin is None:
         return torch.sign(tally).to(torch.int8)
-    from signvote.kernels.reference import coin_words
-
     coins = Planes(coin_words(coin, words_for(tally.numel())), None)
     return torch.where(tally == 0, unpack_signs(coins, tally.numel()), torch.sign(tally)).to(torch.int8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 import numpy as np
 import torch
@@ -68,6 +69,7 @@ class Worker:
         self.abstained = ""  # why the last ballot voted on nothing, if it did
         self.applied_round: int | None = None  # set it by hand after copying somebody's parameters
         self._average: Tensor | None = None
+        self._spare: Tensor | None = None
 
     def ballot(self, round: int) -> bytes:
         """This round's message, from the gradients that `backward()` left; they are not changed.
@@ -86,25 +88,29 @@ class Worker:
                 reason=NON_FINITE, **who,
             ).to_bytes()  # fmt: skip
         if self.momentum:
-            self._average = signal
+            self._average, self._spare = signal, self._average
         if self.top is None:
             return Ballot.cast(self.layout, planes.map(Tensor.cpu), **who).to_bytes()
         planes, _ = pack_signs(self._largest(signal, self.top), None)
         return Ballot.cast(self.layout, planes.map(Tensor.cpu), **who).thinned().to_bytes()
 
     def _signal(self) -> Tensor:
-        """What is signed: the flat gradient g, or m <- beta m + (1 - beta) g."""
-        parameters = self.parameters.values()
-        dtype = next(iter(parameters)).dtype
-        for p in parameters:
-            dtype = torch.promote_types(dtype, p.dtype)
-        device = next(iter(parameters)).device
-        flat = torch.empty(self.layout.size, dtype=dtype, device=device)
+        """What is signed: the flat gradient g, or m <- beta m + (1 - beta) g. In a buffer used again."""
+        flat = self._buffer()
         self.layout.flatten({name: p.grad for name, p in self.parameters.items()}, flat)
         if not self.momentum:
             return flat
         average = torch.zeros_like(flat) if self._average is None else self._average
         return torch.lerp(average, flat, 1 - self.momentum, out=flat)
+
+    def _buffer(self) -> Tensor:
+        """Room for a flat gradient in the widest type of the parameters, where they are."""
+        parameters = list(self.parameters.values())
+        dtype = reduce(torch.promote_types, (p.dtype for p in parameters))
+        device = parameters[0].device
+        if self._spare is None or (self._spare.dtype, self._spare.device) != (dtype, device):
+            self._spare = torch.empty(self.layout.size, dtype=dtype, device=device)
+        return self._spare
 
     def _largest(self, signal: Tensor, share: float) -> Tensor:
         """The signal where its magnitude is among the largest `share`, at least one; 0 elsewhere."""

@@ -79,8 +79,7 @@ class Backend(Protocol):
         Worker m's weight at a coordinate is looked up by its counter c there: the row
         tables[table_of[m]] holds -w(c) at c, +w(c) at sizes[m] + c, and 0 at 2 sizes[m].
         counters (words, slots, 64), uint16, is updated in the same pass: +2 for a vote that differs
-        from the decision, +1 where the vote or the decision is missing; if `zero_is_symbol`, a
-        missing sign is a third symbol instead: +2 if just one of both is missing.
+        from the decision, and where just one of both is missing +1, or +2 if `zero_is_symbol`.
         """
 
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:

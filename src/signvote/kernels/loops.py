@@ -85,10 +85,11 @@ def vote_by_coordinate_(  # type: ignore[no-untyped-def]
             wrong = (votes[m, w] ^ more) & both
             differ[m] += np.int64(popcount(wrong))
             cast[m] += np.int64(popcount(both))
+            missing = (voted ^ sure) & live
             if zero_is_symbol:
-                wrong |= (voted ^ sure) & live
-            elif both != live:
-                add_where(count, at, live & ~both, np.uint16(1), count, at)
+                wrong |= missing
+            elif missing != ZERO:
+                add_where(count, at, missing, np.uint16(1), count, at)
             add_where(count, at, wrong, np.uint16(2), count, at)
     return differ, cast
 

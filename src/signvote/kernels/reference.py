@@ -123,8 +123,7 @@ def vote_by_coordinate_(
 
     cast = voted & decided
     differs = (positive != decision) & cast
-    missing = 2 * (voted != decided) if zero_is_symbol else (~cast).int()
-    added = torch.where(cast, 2 * differs, missing).to(torch.int16)
+    added = (2 * differs + (1 + zero_is_symbol) * (voted != decided)).to(torch.int16)
     padded = torch.nn.functional.pad(added, (0, counters.shape[0] * WORD - n))
     counters.view(torch.int16)[:, slots] += padded.unflatten(1, (-1, WORD)).transpose(0, 1)
     return differs.sum(1), cast.sum(1)

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from signvote.kernels import Backend, cpu, reference
+
+settings.register_profile(
+    "signvote", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("signvote")
+
+BACKENDS: dict[str, Backend] = {"reference": reference, "cpu": cpu}
+
+
+@pytest.fixture(params=BACKENDS)
+def kernels(request: pytest.FixtureRequest) -> Backend:
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)

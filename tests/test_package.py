@@ -1,0 +1,153 @@
+"""What the package promises as a whole: who imports whom, what is public, what a newcomer runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import signvote
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "signvote"
+LAYERS = ["errors", "kernels", "core", "checkpoint", "bench", "cli"]  # each may import those before it
+
+
+def imports_of(path: Path) -> set[str]:
+    """The signvote modules that a file imports, wherever in the file."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {
+                f"{node.module}.{a.name}" if node.module == "signvote" else node.module for a in node.names
+            }
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("signvote.")}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for name in imports_of(path) - {"signvote.__version__"}:
+        assert LAYERS.index(name.split(".")[1]) <= LAYERS.index(own), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "core").glob("*.py")), ids=lambda p: p.name)
+def test_core_is_pure(path: Path) -> None:
+    """No clock, no files, no printing, no global randomness."""
+    tree = ast.parse(path.read_text())
+    banned = {"time", "datetime", "random", "os", "pathlib", "logging", "sys", "io", "pickle", "tempfile"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & banned
+        elif isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in banned
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            assert called not in {"print", "open", "input"}
+            assert not called.startswith(("torch.rand", "torch.manual_seed", "np.random"))
+
+
+def test_no_pickle_anywhere() -> None:
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert "import pickle" not in text
+        assert "torch.load" not in text
+        assert "torch.save" not in text
+
+
+def test_import_is_light_and_compiles_nothing() -> None:
+    """`import signvote` loads neither numba nor anything optional; compiling starts with first use."""
+    heavy = ("numba", "triton", "flwr", "matplotlib", "rich")
+    code = f"import sys, signvote; print([m for m in {heavy} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
+
+
+def test_all_is_the_public_surface() -> None:
+    modules = {"core", "kernels", "errors", "bench", "cli"}
+    public = {name for name in vars(signvote) if not name.startswith("_")} - modules
+    assert public == set(signvote.__all__)
+    assert signvote.__all__ == sorted(
+        signvote.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n)
+    )
+
+
+def test_public_things_are_documented() -> None:
+    for name in set(signvote.__all__) - {"RULES"}:
+        assert getattr(signvote, name).__doc__, name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples_run_in_small_form(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {"unequal_voters.py": ["--rounds", "40", "--coordinates", "500"]}
+    monkeypatch.setattr(sys, "argv", [str(path), *small[path.name]])
+    runpy.run_path(str(path), run_name="__main__")
+    assert "optimum" in capsys.readouterr().out
+
+
+def test_the_demo_is_what_theory_says() -> None:
+    spec = importlib.util.spec_from_file_location("unequal_voters", ROOT / "examples" / "unequal_voters.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    measured, predicted = demo.run(rounds=200, coordinates=2000), demo.predictions()
+    for name in ("majority", "pooled", "optimum (p known)"):
+        sigma = (predicted[name] * (1 - predicted[name]) / (100 * 2000)) ** 0.5
+        assert abs(measured[name] - predicted[name]) < 5 * sigma, name
+    assert measured["optimum (p known)"] < measured["it-signsgd"] < measured["majority"]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from signvote.cli import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    run = command("bench", "kernels", "--coordinates", "100000", "--workers", "3", "--threads", "1", "2",
+                  "--repeats", "1", "--out", str(out))  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "it-signsgd" in run.stdout
+    report = json.loads(out.read_text())
+    assert {t["coordinates"] for t in report["timings"]} == {1000, 10_000, 100_000}
+    assert {t["threads"] for t in report["timings"]} == {1, 2}
+    assert all(t["seconds"] > 0 and t["copies"] > 0 for t in report["timings"])
+    assert report["versions"]["signvote"] == signvote.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("bench", "kernels", "--workers", "0"), "workers is 0; it must be 1 or more"),
+        (("bench", "kernels", "--coordinates", "-5"), "coordinates is -5"),
+        (("bench", "kernels", "--out", "/nowhere/at/all.json"), "/nowhere/at is no folder"),
+        (("bench", "kernles"), "kernles"),
+        (("bnech",), "bnech"),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_exit_code_2(arguments: tuple[str, ...], text: str) -> None:
+    run = command(*arguments)
+    assert run.returncode == 2
+    assert text in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_version() -> None:
+    assert command("version").stdout.strip() == signvote.__version__
+    assert command("--help").returncode == 0

@@ -1,0 +1,296 @@
+"""One suite that every rule must pass, through real ballots and a real server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, checkpoint
+from signvote.core import server as server_module
+from signvote.core.ballot import parse
+from signvote.core.bits import Zeros, pack_signs, unpack_signs
+from signvote.core.rules import ItSignSGD, Rule, make_rule
+from signvote.core.trust import Evidence
+from signvote.core.vote import Votes, empty_decision
+from signvote.kernels import Coin, Planes
+
+N = 300
+LAYOUT = Layout([("a", (10, 13)), ("b", (70,)), ("c", (100,))])
+OPTIONS: dict[str, dict[str, object]] = {
+    "majority": {},
+    "it-signsgd": {"warmup": 3},
+    "pooled": {"forgetting": 0.9},
+    "pooled per tensor": {"per": "tensor"},
+    "known-batch": {},
+    "agreement": {},
+}
+every_rule = pytest.mark.parametrize("name", OPTIONS)
+zero_rules = pytest.mark.parametrize("zeros", ["coin", "abstain"])
+
+
+def make_server(name: str, zeros: Zeros) -> Server:
+    return Server(LAYOUT, name.split()[0], zeros=zeros, **OPTIONS[name])  # type: ignore[arg-type]
+
+
+def signs(round: int, m: int = 7, *, ternary: bool) -> Tensor:
+    """Signs of workers that get worse one by one."""
+    generator = torch.Generator().manual_seed(round)
+    flipped = torch.rand(m, N, generator=generator) < torch.linspace(0.05, 0.6, m)[:, None]
+    y = 1 - 2 * flipped.long()
+    return y * (torch.rand(m, N, generator=generator) < 0.8) if ternary else y
+
+
+def message(y: Tensor, worker: int, round: int) -> bytes:
+    planes, _ = pack_signs(y.float(), None)
+    return Ballot.cast(LAYOUT, planes, worker=worker, round=round, run=0, batch_size=4 + worker).to_bytes()
+
+
+def ballots(y: Tensor, round: int) -> dict[int, bytes]:
+    return {m: message(row, m, round) for m, row in enumerate(y)}
+
+
+def decision_of(data: bytes) -> Tensor:
+    return unpack_signs(parse(data, layout=LAYOUT, run=0).planes(), N)
+
+
+def run(server: Server, rounds: range, *, ternary: bool = False) -> list[bytes]:
+    return [server.decide(t, ballots(signs(t, ternary=ternary), t)) for t in rounds]
+
+
+def test_every_rule_is_in_the_suite() -> None:
+    assert {name.split()[0] for name in OPTIONS} == set(RULES)
+
+
+@every_rule
+@zero_rules
+def test_workers_that_agree_are_obeyed(name: str, zeros: Zeros) -> None:
+    server = make_server(name, zeros)
+    for t in range(1, 8):
+        truth = signs(t, 1, ternary=zeros == "abstain")
+        decision = decision_of(server.decide(t, ballots(truth.expand(5, -1), t)))
+        assert torch.equal(decision, truth[0].to(torch.int8))
+
+
+@every_rule
+@zero_rules
+def test_the_order_of_arrival_changes_nothing(name: str, zeros: Zeros) -> None:
+    one, other = make_server(name, zeros), make_server(name, zeros)
+    for t in range(1, 8):
+        sent = ballots(signs(t, ternary=True), t)
+        assert one.decide(t, sent) == other.decide(t, reversed(sent.items()))
+
+
+@every_rule
+def test_flipping_every_ballot_flips_every_decision(name: str) -> None:
+    one, other = make_server(name, "abstain"), make_server(name, "abstain")
+    for t in range(1, 8):
+        y = signs(t, ternary=True)
+        a, b = one.decide(t, ballots(y, t)), other.decide(t, ballots(-y, t))
+        assert torch.equal(decision_of(a), -decision_of(b))
+
+
+@every_rule
+@zero_rules
+@pytest.mark.parametrize("size", [1, 7 * 8, 7 * 24])
+def test_the_size_of_a_chunk_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, zeros: Zeros, size: int
+) -> None:
+    whole = run(make_server(name, zeros), range(1, 8), ternary=True)
+    monkeypatch.setattr(server_module, "STACK_BYTES", size)
+    assert run(make_server(name, zeros), range(1, 8), ternary=True) == whole
+
+
+@every_rule
+def test_shards_decide_as_one_server(name: str) -> None:
+    """Two rules that hold a part of the coordinates each, and share their evidence."""
+    kind, cut = name.split()[0], 128
+    spans = [(0, cut), (cut, N)]
+    shards = [
+        ItSignSGD(LAYOUT, warmup=3, shard=span)
+        if kind == "it-signsgd"
+        else make_rule(kind, LAYOUT, **OPTIONS[name])
+        for span in spans
+    ]
+    whole = make_rule(kind, LAYOUT, **OPTIONS[name])
+    for t in range(1, 8):
+        parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(t, ternary=True), t).values()]
+        pieces = [Votes.stack(parsed, a, b - a) for a, b in spans]
+        outs = [empty_decision(v.n, None) for v in pieces]
+        seen: list[Evidence] = [
+            rule.vote(out, votes, None) for rule, out, votes in zip(shards, outs, pieces, strict=True)
+        ]
+        for rule in shards:
+            rule.learn(seen[0] + seen[1])
+        out = empty_decision(N, None)
+        whole.learn(whole.vote(out, Votes.stack(parsed, 0, N), None))
+        joined = torch.cat([unpack_signs(o, v.n) for o, v in zip(outs, pieces, strict=True)])
+        assert torch.equal(joined, unpack_signs(out, N))
+
+
+@every_rule
+@zero_rules
+def test_a_resumed_server_decides_bit_for_bit_as_the_uninterrupted_one(
+    tmp_path: Path, name: str, zeros: Zeros
+) -> None:
+    undisturbed = make_server(name, zeros)
+    expected = run(undisturbed, range(1, 12), ternary=True)
+    saved = make_server(name, zeros)
+    run(saved, range(1, 6), ternary=True)
+    checkpoint.save(tmp_path / "server", saved.state_dict())
+    run(saved, range(6, 9), ternary=True)  # what happens after saving does not reach the file
+    resumed = make_server(name, zeros)
+    resumed.load_state_dict(checkpoint.load(tmp_path / "server"))
+    assert run(resumed, range(6, 12), ternary=True) == expected[5:]
+    assert resumed.last_round == undisturbed.last_round == 11
+
+
+@every_rule
+@zero_rules
+def test_workers_join_leave_and_return(name: str, zeros: Zeros) -> None:
+    server = make_server(name, zeros)
+    subsets = [range(7), [0, 1, 2, 3], [4, 5, 6], [], [2], range(9), [8, 3, 0], [6]]
+    for t, present in enumerate(subsets, start=1):
+        y = signs(t, 9, ternary=True)
+        server.decide(t, {m: message(y[m], m, t) for m in present})
+        assert server.report.voters == tuple(sorted(present))
+        assert set(server.report.disagreement) == set(present)
+    server.forget(6)
+    server.forget(1234)
+    server.decide(99, ballots(signs(99, ternary=True), 99))
+
+
+@every_rule
+def test_weights_can_be_looked_at(name: str) -> None:
+    server = make_server(name, "coin")
+    run(server, range(1, 8))
+    votes = Votes.stack(
+        [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(8, ternary=False), 8).values()], 0, N
+    )
+    weights = server.rule.weights(votes)
+    assert weights.dtype == torch.int32
+    assert weights.shape[0] == 7
+    assert weights.abs().max() <= 10_240
+    if name not in ("majority", "known-batch"):
+        believed = weights.double().mean(1)
+        assert believed[0] > believed[3] > believed[6]
+
+
+@every_rule
+def test_dense_and_abstaining_ballots_mix(name: str) -> None:
+    """Some workers have no zero and send no support plane; it makes no difference."""
+    server, obvious_server = make_server(name, "abstain"), make_server(name, "abstain")
+    for t in range(1, 6):
+        y = signs(t, ternary=True)
+        y[::2] += y[::2] == 0
+        sparse = {m: parse(b, layout=LAYOUT, run=0).thinned().to_bytes() for m, b in ballots(y, t).items()}
+        assert server.decide(t, ballots(y, t)) == obvious_server.decide(t, sparse)
+
+
+def test_states_of_another_rule_layout_or_shape_are_refused() -> None:
+    state = make_rule("pooled", LAYOUT).state_dict()
+    with pytest.raises(StateError, match="state of rule 'pooled' cannot be loaded into rule 'majority'"):
+        make_rule("majority", LAYOUT).load_state_dict(state)
+    other = Layout([("other", (N,))])
+    with pytest.raises(StateError, match=f"layout '{LAYOUT.digest.hex()}' .* layout '{other.digest.hex()}'"):
+        make_rule("pooled", other).load_state_dict(state)
+    with pytest.raises(StateError, match="state of 1 groups; this rule has 3"):
+        make_rule("pooled", LAYOUT, per="tensor").load_state_dict(state)
+    whole = ItSignSGD(LAYOUT).state_dict()
+    with pytest.raises(StateError, match=r"state of shard \(0, 300\); this rule has shard \(0, 64\)"):
+        ItSignSGD(LAYOUT, shard=(0, 64)).load_state_dict(whole)
+
+
+def test_pooled_trust_is_a_number_per_worker_and_per_coordinate_trust_two_bytes() -> None:
+    pooled, paper = make_server("pooled", "coin"), make_server("it-signsgd", "coin")
+    for server in (pooled, paper):
+        run(server, range(1, 4))
+    assert pooled.rule.state_dict()["counts"].shape == (7, 2, 1)
+    counters = paper.rule.state_dict()["counters"]
+    assert counters.nbytes == 2 * 7 * 320  # 300 coordinates in five words of 64
+
+
+def test_per_tensor_trust_knows_where_a_worker_is_good() -> None:
+    server = make_server("pooled per tensor", "coin")
+    for t in range(1, 6):
+        truth = signs(t, 1, ternary=False)[0]
+        y = truth.repeat(4, 1)
+        y[3, 130:200] *= -1  # inverts tensor b only
+        server.decide(t, ballots(y, t))
+    p = server.rule.trust.crossover([0, 3])  # type: ignore[attr-defined]
+    assert p.tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
+def test_known_batch_weighs_by_the_root_and_caps() -> None:
+    rule = make_rule("known-batch", LAYOUT, cap=16)
+
+    def weights(*sizes: int) -> list[int]:
+        planes = Planes(torch.zeros(len(sizes), 5, dtype=torch.int64), None)
+        votes = Votes(workers=tuple(range(len(sizes))), planes=planes, n=N, batch_sizes=sizes)
+        found: list[int] = rule.weights(votes)[:, 0].tolist()
+        return found
+
+    assert weights(4, 16, 64) == [640, 1280, 2560]
+    assert weights(4, 904) == [640, round(640 * 226**0.5)]  # the paper's batch mode 4, below the cap
+    assert weights(1, 2**31) == [640, 10_240]
+    assert weights(0, 4, 16) == [640, 640, 1280]
+    assert weights(0, 0) == [640, 640]
+
+
+def test_unknown_names_and_options_get_a_hint() -> None:
+    with pytest.raises(ConfigError, match=r"there is no rule 'poled'; did you mean 'pooled'\?"):
+        make_rule("poled", LAYOUT)
+    with pytest.raises(ConfigError, match="there is no rule 'zzz' Rules: majority, it-signsgd"):
+        make_rule("zzz", LAYOUT)
+    with pytest.raises(
+        ConfigError, match="rule 'pooled' has no option warmup; it has: per, forgetting, max_llr"
+    ):
+        make_rule("pooled", LAYOUT, warmup=3)
+    with pytest.raises(ConfigError, match="rule 'majority' has no option per; it has: none"):
+        make_rule("majority", LAYOUT, per="tensor")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("pooled", {"per": "layer"}, "per is 'layer'; it must be 'worker' or 'tensor'"),
+        ("pooled", {"max_llr": 11}, r"max_llr is 11; it must lie in \(0, 10\]"),
+        ("pooled", {"forgetting": 2}, "forgetting is 2"),
+        ("it-signsgd", {"warmup": -1}, "warmup is -1"),
+        ("it-signsgd", {"shard": (5, 5)}, r"shard is \(5, 5\); it must lie within \(0, 300\)"),
+        ("known-batch", {"cap": 0.5}, "cap is 0.5; it must be 1 or more"),
+    ],
+)
+def test_settings_out_of_range(name: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make_rule(name, LAYOUT, **options)
+
+
+def test_votes_outside_a_shard_are_refused() -> None:
+    rule = ItSignSGD(LAYOUT, shard=(64, 192))
+    for first, n in ((0, 64), (64 + 8, 64), (128, 128)):
+        votes = Votes(
+            workers=(1,), planes=Planes(torch.zeros(1, 2, dtype=torch.int64), None), n=n, first=first
+        )
+        with pytest.raises(ConfigError, match=r"do not fit shard \(64, 192\)"):
+            rule.vote(empty_decision(n, None), votes, None)
+
+
+def test_a_rule_of_ones_own_is_a_class_with_weights() -> None:
+    from signvote.core.rules import WeightedRule
+
+    class FirstOnly(WeightedRule):
+        name = "first-only"
+
+        def weights(self, votes: Votes) -> Tensor:
+            return torch.tensor([[1 if w == 0 else 0] for w in votes.workers], dtype=torch.int32)
+
+    server = Server(LAYOUT, FirstOnly(LAYOUT))
+    y = signs(1, ternary=False)
+    assert torch.equal(decision_of(server.decide(1, ballots(y, 1))), y[0].to(torch.int8))
+    state = server.state_dict()
+    server.load_state_dict(state)
+    assert isinstance(server.rule, Rule)
+    assert Coin(1).after(5) == Coin(1, 5)

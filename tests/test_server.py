@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from signvote import ConfigError, Layout, Server, StateError, Worker
+from signvote.core.rules import make_rule
+from tests.test_rules import LAYOUT, ballots, decision_of, message, signs
+
+
+def test_one_bad_ballot_costs_one_vote_and_never_the_round() -> None:
+    server, clean = Server(LAYOUT, "majority"), Server(LAYOUT, "majority")
+    y = signs(5, ternary=False)
+    good = ballots(y, 5)
+    damaged = bytearray(good[2])
+    damaged[70] ^= 1
+    came = [
+        (0, good[0]),
+        (1, good[1]),
+        (0, good[0]),  # twice
+        (2, bytes(damaged)),
+        (3, message(y[3], 3, 4)),  # late
+        (4, message(y[4], 4, 6)),  # from the future
+        (5, good[6]),  # in another's name
+        (6, b"garbage"),
+        (7, b""),
+        (8, None),
+    ]
+    decision = server.decide(5, came)  # type: ignore[arg-type]
+    assert decision == clean.decide(5, {0: good[0], 1: good[1]})
+    assert server.report.round == 5
+    assert server.report.voters == (0, 1)
+    refused = [(r.worker, r.reason) for r in server.report.refused]
+    assert refused == [
+        (0, "duplicate"), (2, "checksum"), (3, "late"), (4, "future"), (5, "worker"),
+        (6, "length"), (7, "length"), (8, "type"),
+    ]  # fmt: skip
+    assert server.report.refused[0].message == "worker 0 has already voted in round 5"
+    server.decide(6, [(2, b"")])
+    assert server.refusals[2, "checksum"] == server.refusals[2, "length"] == 1
+    assert sum(server.refusals.values()) == 9
+
+
+def test_a_refused_ballot_can_be_followed_by_a_good_one() -> None:
+    server = Server(LAYOUT, "majority")
+    good = message(signs(1, ternary=False)[0], 0, 1)
+    server.decide(1, [(0, good[:-1]), (0, good)])
+    assert server.report.voters == (0,)
+
+
+def test_a_worker_that_abstains_is_reported_with_its_reason() -> None:
+    model = torch.nn.Linear(3, 2)
+    workers = [Worker(model, m) for m in (1, 2)]
+    model.weight.grad, model.bias.grad = torch.ones(2, 3), torch.ones(2)
+    sent = {1: workers[0].ballot(1)}
+    model.bias.grad = torch.tensor([1.0, torch.nan])
+    sent[2] = workers[1].ballot(1)
+    server = Server(workers[0].layout)
+    server.decide(1, sent)
+    assert server.report.voters == (1,)
+    assert server.report.abstained == {2: "non-finite gradient"}
+    assert not server.report.refused
+
+
+@pytest.mark.parametrize("rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement"])
+def test_nobody_answered(rule: str) -> None:
+    """Under coin every coordinate is tossed, under abstain none moves; trust learns nothing."""
+    tossed = decision_of(Server(LAYOUT, rule).decide(1, {}))
+    assert 0 < (tossed > 0).sum() < tossed.numel()
+    assert not decision_of(Server(LAYOUT, rule, zeros="abstain").decide(1, {})).any()
+
+
+def test_rounds_only_go_forward() -> None:
+    server = Server(LAYOUT)
+    server.decide(3, {})
+    for earlier in (3, 2):
+        with pytest.raises(ConfigError, match=f"round {earlier} cannot be decided after round 3"):
+            server.decide(earlier, {})
+    with pytest.raises(ConfigError, match="round is -1; it must lie in"):
+        server.decide(-1, {})
+    server.decide(30, {})
+
+
+def test_settings() -> None:
+    with pytest.raises(ConfigError, match="zeros is 'plus'; it must be 'coin' or 'abstain'"):
+        Server(LAYOUT, zeros="plus")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="run is 18446744073709551616"):
+        Server(LAYOUT, run=2**64)
+    other = make_rule("majority", Layout([("x", (5,))]))
+    with pytest.raises(ConfigError, match="a Rule object must be made for the server's layout"):
+        Server(LAYOUT, other)
+    with pytest.raises(ConfigError, match="takes no options"):
+        Server(LAYOUT, make_rule("pooled", LAYOUT), forgetting=0.5)
+
+
+def test_states_of_another_kind_run_or_zero_rule_are_refused() -> None:
+    state = Server(LAYOUT, run=1).state_dict()
+    with pytest.raises(StateError, match="state has run 1; wanted 2"):
+        Server(LAYOUT, run=2).load_state_dict(state)
+    with pytest.raises(StateError, match="state has zeros 'coin'; wanted 'abstain'"):
+        Server(LAYOUT, run=1, zeros="abstain").load_state_dict(state)
+    with pytest.raises(StateError, match="state has kind 'worker'; wanted 'server'"):
+        Server(LAYOUT, run=1).load_state_dict({**state, "kind": "worker"})
+    with pytest.raises(StateError, match="state has version 2; wanted 1"):
+        Server(LAYOUT, run=1).load_state_dict({**state, "version": 2})
+    with pytest.raises(StateError, match="rule 'pooled' cannot be loaded into rule 'majority'"):
+        Server(LAYOUT, "majority", run=1).load_state_dict(state)
+
+
+def test_refusals_survive_a_restart() -> None:
+    server = Server(LAYOUT)
+    server.decide(1, [(4, b"")])
+    resumed = Server(LAYOUT)
+    resumed.load_state_dict(server.state_dict())
+    assert resumed.refusals == {(4, "length"): 1}
+
+
+MEMORY = """
+import sys, torch
+from signvote import Ballot, Layout, Server
+from signvote.kernels import Planes, words_for
+rule, m, n = sys.argv[1], 15, int(sys.argv[2])
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+def vote(n):
+    layout = Layout([("x", (n,))])
+    signs = torch.randint(-(2**63), 2**63 - 1, (words_for(n),))
+    signs[-1] &= 2 ** (n % 64) - 1
+    planes = Planes(signs, None)
+    sent = {w: Ballot.cast(layout, planes, worker=w, round=1, run=0).to_bytes() for w in range(m)}
+    server = Server(layout, rule)
+    before = peak()
+    server.decide(1, sent)
+    return (peak() - before) / n
+vote(100_001)  # compile first
+print(vote(n))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize(
+    ("rule", "n", "most"), [("pooled", 40_000_001, 1), ("it-signsgd", 4_000_001, 2 * 15 + 8)]
+)
+def test_memory_beyond_the_ballots(rule: str, n: int, most: float) -> None:
+    """Bytes per coordinate at M = 15."""
+    command = [sys.executable, "-c", MEMORY, rule, str(n)]
+    used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert used <= most

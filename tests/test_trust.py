@@ -1,0 +1,274 @@
+"""Estimators recover known crossover probabilities, within the bound that statistics gives them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from signvote import ConfigError, Layout, theory
+from signvote.core.rules import ItSignSGD, Majority, Pooled, make_rule
+from signvote.core.trust import (
+    AgreementTrust,
+    CoordinateTrust,
+    CountTrust,
+    Evidence,
+    agreement_crossover,
+)
+from signvote.core.vote import Votes, empty_decision
+from signvote.kernels import Coin, Planes, cpu
+from signvote.kernels.reference import pack
+from tests import reference as obvious
+
+CROSSOVER = [0.05, 0.2, 0.35, 0.45, 0.5, 0.7]
+
+
+def sent(p: list[float] | Tensor, n: int) -> Tensor:
+    """Signs of workers whose truth is +1 everywhere."""
+    return 1 - 2 * (torch.rand(len(p), n) < torch.as_tensor(p)[:, None]).long()
+
+
+def stacked(y: Tensor) -> Votes:
+    partial = pack(y != 0) if bool((y == 0).any()) else None
+    return Votes(
+        workers=tuple(range(len(y))), planes=Planes(pack(y > 0), partial), n=y.shape[1],
+        batch_sizes=(0,) * len(y),
+    )  # fmt: skip
+
+
+def against_the_truth(y: Tensor) -> Evidence:
+    return Evidence(
+        workers=tuple(range(len(y))),
+        mismatches=(y < 0).sum(1, keepdim=True),
+        cast=(y != 0).sum(1, keepdim=True),
+    )
+
+
+def test_pooled_counts_recover_p_within_four_sigma() -> None:
+    n, rounds = 5000, 20
+    trust = CountTrust(groups=1)
+    for _ in range(rounds):
+        trust.learn(against_the_truth(sent(CROSSOVER, n)))
+    sigma = [math.sqrt(p * (1 - p) / (n * rounds)) for p in CROSSOVER]
+    for found, p, s in zip(trust.crossover(range(6))[:, 0].tolist(), CROSSOVER, sigma, strict=True):
+        assert abs(found - p) < 4 * s
+
+
+def test_forgetting_follows_a_worker_that_changes() -> None:
+    faithful, forgetful = CountTrust(1), CountTrust(1, forgetting=0.9)
+    for p in [0.1] * 100 + [0.6] * 50:
+        for trust in (faithful, forgetful):
+            trust.learn(against_the_truth(sent([p], 1000)))
+    assert forgetful.crossover([0]).item() == pytest.approx(0.6, abs=0.03)
+    assert faithful.crossover([0]).item() == pytest.approx((100 * 0.1 + 50 * 0.6) / 150, abs=0.01)
+
+
+def test_a_newcomer_is_believed_as_the_average_of_the_known() -> None:
+    trust = CountTrust(groups=2)
+    assert trust.crossover([4, 5]).tolist() == [[0.25, 0.25], [0.25, 0.25]]
+    trust.learn(
+        Evidence(
+            workers=(1, 2), mismatches=torch.tensor([[10, 0], [30, 0]]), cast=torch.tensor([[100, 0]] * 2)
+        )
+    )
+    assert trust.crossover([1, 2, 9]).tolist() == [[0.1, 0.25], [0.3, 0.25], [0.2, 0.25]]
+    trust.forget(1)
+    trust.forget(77)
+    assert trust.crossover([1]).tolist() == [[0.3, 0.25]]
+
+
+def test_the_optimistic_bias_of_judging_by_ones_own_decision() -> None:
+    """What a plain majority's counts say of coin-flippers, against the closed form, within 4 sigma."""
+    m, n = 15, 200_000
+    votes = stacked(sent([0.5] * m, n))
+    seen = Majority(Layout([("x", (n,))])).vote(empty_decision(n, None), votes, None)
+    expected = 0.5 - math.comb(14, 7) / 2**15
+    measured = (seen.mismatches / seen.cast)[:, 0]
+    assert expected == pytest.approx(0.395, abs=1e-3)
+    assert (measured - expected).abs().max() < 4 * math.sqrt(expected * (1 - expected) / n)
+
+
+def test_pooled_settles_where_theory_says() -> None:
+    p, n = [0.47] * 9 + [0.35] * 4 + [0.12] * 2, 20_000
+    rule = Pooled(Layout([("x", (n,))]), forgetting=0.8)
+    for round in range(60):
+        rule.learn(rule.vote(empty_decision(n, Coin(round)), stacked(sent(p, n)), Coin(round)))
+    settled = theory.settled_weights(p)
+    expected = torch.tensor([theory.observed_crossover(p, settled, m) for m in range(15)])
+    found = rule.trust.crossover(range(15))[:, 0]
+    assert (found - expected).abs().max() < 0.005
+
+
+def test_counts_per_coordinate_recover_p_within_five_sigma() -> None:
+    """Strong helpers make the decision all but the truth; the watched workers are then judged fairly."""
+    n, rounds = 300, 400
+    rule = ItSignSGD(Layout([("x", (n,))]), warmup=rounds)
+    p = [0.001] * 5 + [0.3, 0.45]
+    for round in range(rounds):
+        rule.learn(rule.vote(empty_decision(n, Coin(round)), stacked(sent(p, n)), Coin(round)))
+    for worker in (5, 6):
+        found = rule.trust.crossover(worker)
+        sigma = math.sqrt(p[worker] * (1 - p[worker]) / rounds)
+        assert found.shape == (n,)
+        assert (found - p[worker]).abs().max() < 5 * sigma
+        assert abs(found.mean().item() - p[worker]) < 4 * sigma / n**0.5 + 1e-3
+    assert (rule.trust.crossover(99) == 0.5).all()
+
+
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+@pytest.mark.parametrize("symbol", [False, True])
+def test_it_signsgd_is_equations_3_and_4_line_by_line(zeros: str, symbol: bool) -> None:
+    """150 rounds against the textbook in Python lists: warm-up, then weights by counts so far."""
+    m, n, warmup = 5, 40, 100
+    rule = ItSignSGD(Layout([("x", (n,))]), warmup=warmup, zero_is_symbol=symbol)
+    halves = [[0] * n for _ in range(m)]
+    p = torch.rand(m, n) * 0.6
+    for t in range(150):
+        y = torch.where(torch.rand(m, n) < p, -1, 1)
+        if zeros == "abstain":
+            y *= torch.rand(m, n) < 0.8
+        coin = Coin(t) if zeros == "coin" else None
+        out = empty_decision(n, coin)
+        rule.learn(rule.vote(out, stacked(y), coin))
+        if t < warmup:  # w = 1
+            decision = obvious.vote(y.tolist(), [1] * m, coin)[0]
+            equal = [[2 * (a != d) if symbol or a * d else int(a != d)
+                      for a, d in zip(row, decision, strict=True)] for row in y.tolist()]  # fmt: skip
+            halves = [[h + e for h, e in zip(a, b, strict=True)] for a, b in zip(halves, equal, strict=True)]
+        else:
+            decision, halves = obvious.vote_by_coordinate(y.tolist(), halves, [t] * m, coin, symbol)
+        assert obvious.signs_in(out, n) == decision, f"round {t}"
+    assert [(rule.trust.crossover(w) * 2 * 150).round().int().tolist() for w in range(m)] == halves
+
+
+def test_a_missing_sign_counts_half_a_mismatch_or_is_a_symbol() -> None:
+    y = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 0], [1, -1, 1, 0]])
+    for symbol, expected in ((False, [[0, 0, 0.5, 0], [0, 0, 0, 0], [0, 1, 0, 0]]),
+                             (True, [[0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])):  # fmt: skip
+        rule = ItSignSGD(Layout([("x", (4,))]), zero_is_symbol=symbol)
+        rule.learn(rule.vote(empty_decision(4, None), stacked(y), None))
+        assert [rule.trust.crossover(w).tolist() for w in range(3)] == expected
+
+
+def test_full_counters_are_halved_and_p_stays() -> None:
+    trust = CoordinateTrust(3, warmup=0, max_llr=10)
+    trust.admit([7])
+    trust._rounds[7] = trust._seen[7] = trust.FULL - 1
+    trust.counters[0, 0, :3] = torch.tensor([0, 2 * (trust.FULL - 1), trust.FULL - 1], dtype=torch.int32).to(
+        torch.uint16
+    )
+    before = trust.crossover(7)
+    trust.counters[0, 0, 1] = 2 * trust.FULL  # the round's own mismatch
+    trust.learn(Evidence(workers=(7,), mismatches=torch.zeros(1, 1), cast=torch.zeros(1, 1)))
+    assert trust._rounds[7] == trust.FULL // 2
+    assert (trust.crossover(7) - before).abs().max() < 1e-4 + 1 / trust.FULL
+    tables, _, sizes = trust.tables([7])
+    assert tables.shape[1] == 2 * int(sizes[0]) + 1
+
+
+def test_the_largest_counters_still_index_the_tables_in_16_bits() -> None:
+    assert 2 * (2 * CoordinateTrust.FULL + 1) < 2**16
+    trust = CoordinateTrust(64, warmup=0, max_llr=10)
+    trust.admit([0])
+    trust._rounds[0] = trust._seen[0] = CoordinateTrust.FULL - 1
+    trust.counters.fill_(2 * (CoordinateTrust.FULL - 1))  # always wrong: weight -10
+    out = Planes(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    positive = Planes(torch.full((1, 1), -1, dtype=torch.int64), None)
+    cpu.vote_by_coordinate_(
+        out, positive, trust.counters, torch.tensor([0]), *trust.tables([0]), None, 64, zero_is_symbol=False
+    )
+    assert out.signs.item() == 0
+    assert out.support is not None
+    assert out.support.item() == -1
+    assert (trust.counters.to(torch.int32) == 2 * CoordinateTrust.FULL).all()
+
+
+def test_forgetting_per_coordinate_is_a_smaller_capacity() -> None:
+    """A worker that turns is found out in the rounds that forgetting says, not in as many as it was good."""
+    n = 500
+    turned = {}
+    for forgetting in (1.0, 0.98):
+        rule = ItSignSGD(Layout([("x", (n,))]), forgetting=forgetting)
+        for t in range(500):
+            p = [0.02] * 6 + [0.02 if t < 300 else 0.9]
+            rule.learn(rule.vote(empty_decision(n, Coin(t)), stacked(sent(p, n)), Coin(t)))
+        turned[forgetting] = rule.trust.crossover(6).mean().item()
+    assert rule.trust.capacity == round(2 * math.log(0.5) / math.log(0.98)) == 69
+    assert turned[0.98] > 0.8
+    assert turned[1.0] < 0.5
+
+
+@pytest.mark.parametrize("hostile", [0, 3, 7])
+def test_pairwise_agreement_recovers_p_and_sees_through_inverters(hostile: int) -> None:
+    """15 workers, up to 7 of them inverting: |error| below 5 times its spread, 1.2 / sqrt(n a^2)."""
+    n = 100_000
+    p = torch.linspace(0.1, 0.4, 15)
+    p[:hostile] = 1 - p[:hostile]
+    votes = stacked(sent(p, n))
+    differ, common = cpu.disagreements(votes.planes, n)
+    trust = AgreementTrust()
+    trust.learn(
+        Evidence(
+            workers=votes.workers, mismatches=differ[:1].T, cast=common[:1].T, differ=differ, common=common
+        )
+    )
+    found = trust.crossover(range(15))
+    assert (found - p).abs().max() < 5 * 1.2 / math.sqrt(n) / 0.2
+    assert ((found > 0.5) == (p > 0.5)).all()
+    newcomer = trust.crossover([0, 1, 2, 99])
+    assert newcomer[3] == pytest.approx(newcomer[:3].mean().item())
+    trust.forget(99)
+    trust.forget(14)
+    assert trust.crossover(range(14)).shape == (14,)
+
+
+def test_agreement_never_looks_at_the_decision() -> None:
+    n, p = 50_000, [0.2, 0.3, 0.35, 0.5]
+    rule = make_rule("agreement", Layout([("x", (n,))]))
+    rule.learn(rule.vote(empty_decision(n, Coin(1)), stacked(sent(p, n)), Coin(1)))
+    found = rule.trust.crossover(range(4))  # type: ignore[attr-defined]
+    assert found[3] == pytest.approx(0.5, abs=0.02), "a coin-flipper is seen as one"
+    assert (found - torch.tensor(p)).abs().max() < 0.03
+
+
+def test_agreement_of_two_or_of_strangers_says_nothing() -> None:
+    assert agreement_crossover(torch.ones(2, 2)).tolist() == [0.25, 0.25]
+    strangers = torch.full((4, 4), torch.nan)
+    assert agreement_crossover(strangers).tolist() == [0.5] * 4
+    assert AgreementTrust().crossover([3, 4]).tolist() == [0.25, 0.25]
+
+
+def test_agreement_is_oriented_by_the_majority() -> None:
+    a = torch.tensor([0.5, 0.4, 0.3, -0.6, -0.6])
+    found = agreement_crossover(torch.outer(a, a))
+    assert torch.allclose(found, (1 - a.double()) / 2, atol=1e-6)
+    even = torch.tensor([0.5, 0.6, -0.2, -0.3])
+    assert torch.allclose(agreement_crossover(torch.outer(even, even)), (1 - even.double()) / 2, atol=1e-6)
+
+
+def test_agreement_needs_pairs() -> None:
+    with pytest.raises(ConfigError, match="did not count them"):
+        AgreementTrust().learn(against_the_truth(sent([0.1], 10)))
+
+
+def test_bad_settings() -> None:
+    for forgetting in (0.0, 1.1, -1.0, math.nan):
+        with pytest.raises(ConfigError, match=r"it must lie in \(0, 1\], 1 = remember all"):
+            CountTrust(1, forgetting)
+    with pytest.raises(ConfigError, match="warmup is -1; it must be 0 or more rounds"):
+        CoordinateTrust(1, warmup=-1, max_llr=10)
+
+
+def test_evidence_adds() -> None:
+    pair = torch.ones(1, 1, dtype=torch.int64)
+    plain = Evidence(workers=(1,), mismatches=pair, cast=2 * pair)
+    paired = Evidence(workers=(1,), mismatches=pair, cast=pair, differ=pair, common=pair)
+    for total in (plain + paired, paired + plain):
+        assert (total.mismatches.item(), total.cast.item()) == (2, 3)
+        assert total.differ is pair
+    both = paired + paired
+    assert both.common is not None
+    assert both.common.item() == 2
+    assert (plain + plain).differ is None

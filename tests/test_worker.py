@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from signvote import BallotError, ConfigError, Layout, Server, StateError, Worker, checkpoint
+from signvote.core.ballot import Kind, parse
+from signvote.core.bits import Zeros, unpack_signs
+
+
+def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return {f"p{i}": torch.randn(shape).to(dtype) for i, shape in enumerate(shapes)}
+
+
+def give_gradients(named: dict[str, torch.Tensor], scale: float = 1.0) -> None:
+    for p in named.values():
+        p.grad = torch.randn_like(p) * scale
+
+
+def sent_signs(worker: Worker, round: int) -> torch.Tensor:
+    parsed = parse(worker.ballot(round), layout=worker.layout, run=worker.run, round=round)
+    return unpack_signs(parsed.planes(), worker.layout.size)
+
+
+def test_a_ballot_holds_the_signs_of_the_gradients_and_changes_nothing() -> None:
+    named = tensors((3, 5), (7,), ())
+    give_gradients(named)
+    before = {k: (p.clone(), p.grad.clone()) for k, p in named.items() if p.grad is not None}
+    worker = Worker(named, 4)
+    flat = torch.cat([p.grad.flatten() for p in named.values() if p.grad is not None])
+    assert torch.equal(sent_signs(worker, 1), torch.sign(flat).to(torch.int8))
+    for k, (value, gradient) in before.items():
+        assert torch.equal(named[k], value)
+        assert torch.equal(named[k].grad, gradient)  # type: ignore[arg-type]
+
+
+def test_equation_5_on_any_stride_and_type() -> None:
+    """x <- x - step * decision."""
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        named = tensors((3, 5), (70,), (2, 3, 4, 4), dtype=dtype)
+        named["strided"] = torch.randn(9, 8).to(dtype).T
+        named["p2"] = named["p2"].to(memory_format=torch.channels_last)
+        give_gradients(named)
+        worker = Worker(named, 0)
+        server = Server(worker.layout, "majority")
+        decision = server.decide(1, {0: worker.ballot(1)})
+        expected = {k: p - 0.01 * torch.sign(p.grad) for k, p in named.items() if p.grad is not None}
+        worker.apply(decision, step=0.01)
+        for k, p in named.items():
+            assert torch.equal(p, expected[k]), (k, dtype)
+
+
+def test_everyone_ends_with_the_same_parameters() -> None:
+    start = nn.Linear(20, 3)
+    models = [nn.Linear(20, 3) for _ in range(4)]
+    for model in models:
+        model.load_state_dict(start.state_dict())
+    workers = [Worker(model, m, momentum=0.5) for m, model in enumerate(models)]
+    server = Server(workers[0].layout)
+    for t in range(1, 20):
+        for model in models:
+            model.zero_grad()
+            model(torch.randn(4, 20)).square().sum().backward()
+        decision = server.decide(t, {w.worker_id: w.ballot(t) for w in workers})
+        for worker in workers:
+            worker.apply(decision, step=0.01)
+    assert all(
+        torch.equal(models[0].weight, m.weight) and torch.equal(models[0].bias, m.bias) for m in models
+    )
+    assert not torch.equal(models[0].weight, start.weight)
+
+
+def test_momentum_is_an_exponential_average() -> None:
+    named, beta = tensors((50,)), 0.9
+    worker = Worker(named, 0, momentum=beta)
+    average = torch.zeros(50)
+    for t in range(1, 10):
+        give_gradients(named)
+        assert named["p0"].grad is not None
+        average = beta * average + (1 - beta) * named["p0"].grad
+        assert torch.equal(sent_signs(worker, t), torch.sign(average).to(torch.int8))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_an_abstention(bad: float) -> None:
+    named = tensors((50,))
+    worker = Worker(named, 0, momentum=0.9)
+    give_gradients(named)
+    worker.ballot(1)
+    past = worker.state_dict()["average"]
+    assert named["p0"].grad is not None
+    named["p0"].grad[17] = bad
+    ballot = parse(worker.ballot(2), layout=worker.layout, run=0)
+    assert (ballot.kind, ballot.count, ballot.reason) == (Kind.SPARSE, 0, 1)
+    assert worker.abstained == "non-finite gradient"
+    assert torch.equal(worker.state_dict()["average"], past), "momentum keeps its past"
+    give_gradients(named)
+    worker.ballot(3)
+    assert worker.abstained == ""
+
+
+def test_frozen_unused_and_tied_parameters() -> None:
+    a, b, idle = (nn.Linear(4, 4) for _ in range(3))
+    b.weight = a.weight
+    b.bias.requires_grad_(False)
+    frozen, unused = b.bias.clone(), idle.weight.clone()
+    worker = Worker(nn.ModuleList([a, b, idle]), 0, zeros="abstain")
+    b(a(torch.randn(2, 4))).sum().backward()
+    worker.apply(Server(worker.layout, zeros="abstain").decide(1, {0: worker.ballot(1)}), step=0.1)
+    assert torch.equal(b.bias, frozen)
+    assert torch.equal(idle.weight, unused), "no gradient, no vote, no step"
+
+
+def test_a_model_may_be_moved_to_another_type_on_the_way() -> None:
+    model = nn.Linear(5, 2)
+    worker = Worker(model, 0, zeros="abstain")
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype).zero_grad()
+        model(torch.randn(3, 5, dtype=dtype)).sum().backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert torch.equal(sent_signs(worker, 1), torch.sign(gradients).to(torch.int8))
+
+
+def test_mixed_types_are_signed_in_the_widest() -> None:
+    named = {"half": torch.zeros(2, dtype=torch.float16), "double": torch.zeros(2, dtype=torch.float64)}
+    named["half"].grad = torch.tensor([6e-8, -1.0]).half()
+    named["double"].grad = torch.tensor([1e-300, -1e-300], dtype=torch.float64)
+    assert sent_signs(Worker(named, 0, zeros="abstain"), 1).tolist() == [1, -1, 1, -1]
+
+
+@pytest.mark.parametrize("top", [0.001, 0.1, 1.0])
+def test_top_votes_on_the_largest_share_only(top: float) -> None:
+    named = tensors((500,))
+    give_gradients(named)
+    worker = Worker(named, 0, top=top, zeros="abstain")
+    signs, gradient = sent_signs(worker, 1), named["p0"].grad
+    assert gradient is not None
+    k = max(1, round(top * 500))
+    assert int((signs != 0).sum()) == k
+    assert gradient.abs()[signs != 0].min() >= gradient.abs()[signs == 0].max() if k < 500 else True
+    assert parse(worker.ballot(1), layout=worker.layout, run=0).kind is Kind.SPARSE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+def test_a_dead_layer_random_walks_or_stays(zeros: Zeros) -> None:
+    """10,000 rounds of zero gradients from three workers: no drift beyond 4 sigma, or no move at all."""
+    n, rounds = 64, 10_000
+    named = [{"dead": torch.zeros(n, dtype=torch.float64)} for _ in range(3)]
+    workers = [Worker(p, m, zeros=zeros) for m, p in enumerate(named)]
+    for p in named:
+        p["dead"].grad = torch.zeros(n, dtype=torch.float64)
+    server = Server(workers[0].layout, "majority", zeros=zeros)
+    for t in range(1, rounds + 1):
+        decision = server.decide(t, {w.worker_id: w.ballot(t) for w in workers})
+        workers[0].apply(decision, step=1.0)
+    walked = named[0]["dead"]
+    if zeros == "abstain":
+        assert not walked.any()
+    else:
+        assert abs(walked.mean().item()) < 4 * math.sqrt(rounds / n)
+        assert 0.5 < (walked.square().mean() / rounds).item() < 1.7, "a random walk spreads like sqrt(t)"
+
+
+def test_decisions_are_applied_once_and_in_order() -> None:
+    named = tensors((10,))
+    give_gradients(named)
+    worker = Worker(named, 0)
+    server = Server(worker.layout)
+    first, second, third = (server.decide(t, {0: worker.ballot(t)}) for t in (1, 2, 3))
+    worker.apply(first, 0.1)
+    before = named["p0"].clone()
+    with pytest.raises(BallotError, match="decision of round 1 after round 1 was applied"):
+        worker.apply(first, 0.1)
+    with pytest.raises(BallotError, match=r"decision of round 3 .* set applied_round"):
+        worker.apply(third, 0.1)
+    with pytest.raises(BallotError, match="checksum"):
+        worker.apply(second[:-1] + bytes([second[-1] ^ 1]), 0.1)
+    with pytest.raises(BallotError, match="in the name of 0"):
+        worker.apply(worker.ballot(2), 0.1)  # a worker's ballot is no decision
+    with pytest.raises(BallotError, match="another model"):
+        worker.apply(Server(Layout([("x", (10,))])).decide(2, {}), 0.1)
+    assert torch.equal(named["p0"], before)
+    worker.apply(second, 0.1)
+    worker.applied_round = 7
+    worker.apply(server.decide(8, {}), 0.1)
+
+
+def test_a_resumed_worker_sends_what_the_uninterrupted_one_would(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    named = tensors((100,))
+    gradients = torch.randn(10, 100)
+    worker, resumed = Worker(named, 3, momentum=0.9), Worker(named, 3, momentum=0.9)
+    for t in range(5):
+        named["p0"].grad = gradients[t]
+        worker.ballot(t)
+    checkpoint.save(tmp_path / "worker", worker.state_dict())
+    resumed.load_state_dict(checkpoint.load(tmp_path / "worker"))
+    for t in range(5, 10):
+        named["p0"].grad = gradients[t]
+        assert worker.ballot(t) == resumed.ballot(t)
+    fresh = Worker(named, 3)
+    fresh.load_state_dict(Worker(named, 3).state_dict())
+    with pytest.raises(StateError, match="state has worker 3; wanted 4"):
+        Worker(named, 4).load_state_dict(worker.state_dict())
+    with pytest.raises(StateError, match="state has layout"):
+        Worker(tensors((99,)), 3).load_state_dict(worker.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"worker_id": 2**64 - 1}, r"worker_id is 18446744073709551615; it must lie in 0..2\^64-2"),
+        ({"momentum": 1.0}, r"momentum is 1.0; it must lie in \[0, 1\)"),
+        ({"batch_size": -1}, "batch_size is -1"),
+        ({"top": 0.0}, r"top is 0.0; it must lie in \(0, 1\]"),
+        ({"zeros": "up"}, "zeros is 'up'"),
+        ({"run": -1}, "run is -1"),
+    ],
+)
+def test_settings(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Worker(tensors((3,)), **{"worker_id": 0, **options})  # type: ignore[arg-type]
