@@ -110,7 +110,8 @@ def vote_by_coordinate_(
     zero_is_symbol: bool,
 ) -> tuple[Tensor, Tensor]:
     planes, ballots = _arrays(out, 1), _arrays(votes, 2)
-    trust = counters.numpy(), slots.numpy(), tables.numpy(), table_of.numpy()
+    rows = tables.data_ptr() + table_of.numpy() * tables.stride(0) * tables.element_size()
+    trust = counters.numpy(), slots.numpy(), rows.astype(np.uint64)
 
     def work(lo: int, hi: int) -> Counts:
         return loops.vote_by_coordinate_(  # type: ignore[no-any-return]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from signvote.kernels.lanes import add_where, classify, popcount, prefetch, put_where, step_where
+from signvote.kernels.lanes import add_where, classify, peek, popcount, prefetch, put_where, step_where
 from signvote.kernels.words import BLOCK, ONES, SIXTY_FOUR, ZERO, coin_word, compiled, inlined, inside, toss_
 
+LOW, HIGH = np.uint32(0xFFFF), np.uint32(16)
 GROUP = 5  # workers whose weights are looked up together
 
 
@@ -34,14 +35,14 @@ def sign_planes(integers, exponent, key, first, has_coin, signs, support, lo, hi
 
 @compiled
 def vote_by_coordinate_(  # type: ignore[no-untyped-def]
-    out, decided, votes, support, counters, slots, tables, table_of, sizes,
+    out, decided, votes, support, counters, slots, rows, sizes,
     key, first, has_coin, end, zero_is_symbol, lo, hi,
 ):  # fmt: skip
     workers, stride = votes.shape[0], counters.shape[1] * 64
     count = counters.reshape(-1)
     differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
     tally, index = np.empty(64, np.int32), np.zeros(64 * GROUP, np.uint16)
-    weight, row = tables.reshape(-1), np.zeros(GROUP, np.uint64)
+    pair = index.view(np.uint32)  # two indices a load: loads are what limits this loop
     for w in range(lo, hi):
         tally[:] = 0
         for m in range(0, workers, GROUP):
@@ -53,22 +54,19 @@ def vote_by_coordinate_(  # type: ignore[no-untyped-def]
                 add_where(count, at, votes[m + g, w], size, index, 64 * g)
                 if support.shape[0]:
                     put_where(~support[m + g, w], np.uint16(2 * size), index, 64 * g)
-                row[g] = np.uint64(table_of[m + g] * tables.shape[1])
             if group == GROUP:
-                a, b, c, d, e = row[0], row[1], row[2], row[3], row[4]
-                for i in range(64):
-                    tally[i] += (
-                        weight[a + index[i]]
-                        + weight[b + index[i + 64]]
-                        + weight[c + index[i + 128]]
-                        + weight[d + index[i + 192]]
-                        + weight[e + index[i + 256]]
-                    )
+                a, b, c, d, e = rows[m], rows[m + 1], rows[m + 2], rows[m + 3], rows[m + 4]
+                for i in range(32):
+                    p, q, r, s, t = pair[i], pair[i + 32], pair[i + 64], pair[i + 96], pair[i + 128]
+                    even = peek(a, p & LOW) + peek(b, q & LOW) + peek(c, r & LOW)
+                    odd = peek(a, p >> HIGH) + peek(b, q >> HIGH) + peek(c, r >> HIGH)
+                    tally[2 * i] += even + peek(d, s & LOW) + peek(e, t & LOW)
+                    tally[2 * i + 1] += odd + peek(d, s >> HIGH) + peek(e, t >> HIGH)
             else:
                 for g in range(group):
-                    a = row[g]
+                    a = rows[m + g]
                     for i in range(64):
-                        tally[i] += weight[a + index[i + 64 * g]]
+                        tally[i] += peek(a, index[i + 64 * g])
         more, same, _ = classify(tally, 0, np.int32(-1))
         live = inside(w, 0, end)
         if has_coin:
