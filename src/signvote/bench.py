@@ -62,7 +62,7 @@ def kernels(
         raise ConfigError(f"{out.parent} is no folder to write {out.name} into")
     before = torch.get_num_threads()
     cases = [(n, m, t) for t in threads for m in workers]
-    cases += [(n // part, workers[0], 1) for part in (100, 10) if n >= 100 * part]
+    cases += [(n // part, workers[0], 1) for part in (16, 4) if n >= 100 * part]
     timings: list[Timing] = []
     try:
         with Progress(transient=True) as progress:
