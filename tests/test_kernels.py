@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from signvote.errors import ConfigError
-from signvote.kernels import Backend, Coin, Planes, backend, cpu, reference, words_for
+from signvote.kernels import Backend, Coin, CoordinateWeights, Planes, backend, cpu, reference, words_for
 from tests import reference as obvious
 from tests.conftest import BACKENDS
 
@@ -130,11 +130,9 @@ def test_vote_by_coordinate(
     for slot, halves in zip(slots, counts, strict=True):
         padded = torch.tensor(halves + [0] * (-n % 64)).view(-1, 64)
         counters[:, slot] = padded.to(torch.uint16)
-    tables, table_of, sizes = _tables(rounds)
     out = empty(n, coin)
-    wrong, cast = kernels.vote_by_coordinate_(
-        out, obvious.planes_of(y), counters, torch.tensor(slots), tables, table_of, sizes, coin, n, symbol
-    )
+    weights = CoordinateWeights(counters, torch.tensor(slots), *_tables(rounds), symbol)
+    wrong, cast = kernels.vote_by_coordinate_(out, obvious.planes_of(y), weights, coin, n)
     decision, after = obvious.vote_by_coordinate(y, counts, rounds, coin, symbol)
     assert obvious.signs_in(out, n) == decision
     assert [counters[:, s].flatten()[:n].tolist() for s in slots] == after
@@ -206,7 +204,7 @@ def test_cpu_equals_reference_beyond_a_block(
         copies = [counters.clone() for _ in BACKENDS]
         counts = [
             k.vote_by_coordinate_(
-                out, votes, c, torch.arange(m), *_tables([300] * m), coin, n, zero_is_symbol=False
+                out, votes, CoordinateWeights(c, torch.arange(m), *_tables([300] * m), False), coin, n
             )
             for k, out, c in zip(BACKENDS.values(), outs, copies, strict=True)
         ]

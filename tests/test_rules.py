@@ -12,7 +12,7 @@ from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, che
 from signvote.core import server as server_module
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
-from signvote.core.rules import ItSignSGD, Rule, make_rule
+from signvote.core.rules import ItSignSGD, Pooled, Rule, make_rule
 from signvote.core.trust import Evidence
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes
@@ -196,10 +196,10 @@ def test_states_of_another_rule_layout_or_shape_are_refused() -> None:
     other = Layout([("other", (N,))])
     with pytest.raises(StateError, match=f"layout '{LAYOUT.digest.hex()}' .* layout '{other.digest.hex()}'"):
         make_rule("pooled", other).load_state_dict(state)
-    with pytest.raises(StateError, match="state of 1 groups; this rule has 3"):
+    with pytest.raises(StateError, match="state of groups 1 cannot be loaded into groups 3"):
         make_rule("pooled", LAYOUT, per="tensor").load_state_dict(state)
     whole = ItSignSGD(LAYOUT).state_dict()
-    with pytest.raises(StateError, match=r"state of shard \(0, 300\); this rule has shard \(0, 64\)"):
+    with pytest.raises(StateError, match=r"state of shard \[0, 300\] cannot be loaded into shard \[0, 64\]"):
         ItSignSGD(LAYOUT, shard=(0, 64)).load_state_dict(whole)
 
 
@@ -219,7 +219,8 @@ def test_per_tensor_trust_knows_where_a_worker_is_good() -> None:
         y = truth.repeat(4, 1)
         y[3, 130:200] *= -1  # inverts tensor b only
         server.decide(t, ballots(y, t))
-    p = server.rule.trust.crossover([0, 3])  # type: ignore[attr-defined]
+    assert isinstance(server.rule, Pooled)
+    p = server.rule.trust.crossover([0, 3])
     assert p.tolist() == [[0, 0, 0], [0, 1, 0]]
 
 

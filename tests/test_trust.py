@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
-from signvote.core.rules import ItSignSGD, Majority, Pooled, make_rule
+from signvote.core.rules import Agreement, ItSignSGD, Majority, Pooled
 from signvote.core.trust import (
     AgreementTrust,
     CoordinateTrust,
@@ -164,8 +164,8 @@ def test_full_counters_are_halved_and_p_stays() -> None:
     trust.learn(Evidence(workers=(7,), mismatches=torch.zeros(1, 1), cast=torch.zeros(1, 1)))
     assert trust._rounds[7] == trust.FULL // 2
     assert (trust.crossover(7) - before).abs().max() < 1e-4 + 1 / trust.FULL
-    tables, _, sizes = trust.tables([7])
-    assert tables.shape[1] == 2 * int(sizes[0]) + 1
+    weights = trust.weights([7], 0, 1)
+    assert weights.tables.shape[1] == 2 * int(weights.sizes[0]) + 1
 
 
 def test_the_largest_counters_still_index_the_tables_in_16_bits() -> None:
@@ -176,9 +176,7 @@ def test_the_largest_counters_still_index_the_tables_in_16_bits() -> None:
     trust.counters.fill_(2 * (CoordinateTrust.FULL - 1))  # always wrong: weight -10
     out = Planes(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
     positive = Planes(torch.full((1, 1), -1, dtype=torch.int64), None)
-    cpu.vote_by_coordinate_(
-        out, positive, trust.counters, torch.tensor([0]), *trust.tables([0]), None, 64, zero_is_symbol=False
-    )
+    cpu.vote_by_coordinate_(out, positive, trust.weights([0], 0, 1), None, 64)
     assert out.signs.item() == 0
     assert out.support is not None
     assert out.support.item() == -1
@@ -226,9 +224,9 @@ def test_pairwise_agreement_recovers_p_and_sees_through_inverters(hostile: int) 
 
 def test_agreement_never_looks_at_the_decision() -> None:
     n, p = 50_000, [0.2, 0.3, 0.35, 0.5]
-    rule = make_rule("agreement", Layout([("x", (n,))]))
+    rule = Agreement(Layout([("x", (n,))]))
     rule.learn(rule.vote(empty_decision(n, Coin(1)), stacked(sent(p, n)), Coin(1)))
-    found = rule.trust.crossover(range(4))  # type: ignore[attr-defined]
+    found = rule.trust.crossover(range(4))
     assert found[3] == pytest.approx(0.5, abs=0.02), "a coin-flipper is seen as one"
     assert (found - torch.tensor(p)).abs().max() < 0.03
 

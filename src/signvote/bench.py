@@ -20,8 +20,7 @@ from torch import Tensor
 from signvote import __version__
 from signvote.checkpoint import write_atomically
 from signvote.core.layout import Layout
-from signvote.core.rules import make_rule
-from signvote.core.trust import CoordinateTrust
+from signvote.core.rules import ItSignSGD, Majority
 from signvote.core.vote import Votes, empty_decision
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes, backend, words_for
@@ -131,8 +130,8 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
     votes = Votes(workers=tuple(range(m)), planes=Planes(signs, None), n=n, batch_sizes=(1,) * m)
     layout, out = Layout([("x", (n,))]), empty_decision(n, coin)
     weights = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    majority, paper = make_rule("majority", layout), make_rule("it-signsgd", layout)
-    trust: CoordinateTrust = paper.trust  # type: ignore[attr-defined]
+    majority, paper = Majority(layout), ItSignSGD(layout)
+    trust = paper.trust
     trust.admit(votes.workers)
     _fill_(trust.counters, 0.45)
     for known in (trust._rounds, trust._seen):

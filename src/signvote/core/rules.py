@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.layout import Layout
-from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State
+from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State, Trust
 from signvote.core.vote import LARGEST, MAX_LLR, Votes, fixed_point, llr_weights, scaled
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, Planes, backend
@@ -34,6 +34,7 @@ class Rule(ABC):
     """A way to decide: see the module's text."""
 
     name: ClassVar[str]
+    trust: Trust | None = None  # what the rule has learnt, if it learns
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -53,31 +54,33 @@ class Rule(ABC):
     def weights(self, votes: Votes) -> Tensor:
         """The integer weight of each voter, (workers, groups) int32; 1024 is a weight of 1."""
 
-    def learn(self, evidence: Evidence) -> None:  # noqa: B027  (a rule may have nothing to learn)
+    def learn(self, evidence: Evidence) -> None:
         """Take in the evidence of a whole round."""
+        if self.trust is not None:
+            self.trust.learn(evidence)
 
-    def forget(self, worker: int) -> None:  # noqa: B027
+    def forget(self, worker: int) -> None:
         """Drop what is known of a worker that left for good."""
+        if self.trust is not None:
+            self.trust.forget(worker)
+
+    def identity(self) -> State:
+        """What a state must share with this rule to be loaded into it."""
+        return {"rule": self.name, "layout": self.layout.digest.hex()}
 
     def state_dict(self) -> State:
         """Everything learnt: tensors, numbers, strings and lists; never objects."""
-        return {"rule": self.name, "layout": self.layout.digest.hex(), **self._state()}
+        return self.identity() | (self.trust.state_dict() if self.trust is not None else {})
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state; one of another rule or layout is refused, naming both."""
-        mine = {"rule": self.name, "layout": self.layout.digest.hex()}
-        for what, value in mine.items():
+        for what, value in self.identity().items():
             if state.get(what) != value:
                 raise StateError(
                     f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}"
                 )
-        self._load(state)
-
-    def _state(self) -> State:
-        return {}
-
-    def _load(self, state: State) -> None:
-        return None
+        if self.trust is not None:
+            self.trust.load_state_dict(state)
 
 
 class WeightedRule(Rule):
@@ -118,6 +121,7 @@ class Pooled(WeightedRule):
     """log((1-p)/p) with p counted over all coordinates of a worker, from its second round on."""
 
     name = "pooled"
+    trust: CountTrust
 
     def __init__(
         self, layout: Layout, *, per: Per = "worker", forgetting: float = 1.0, max_llr: float = MAX_LLR
@@ -131,19 +135,8 @@ class Pooled(WeightedRule):
         p = self.trust.crossover(votes.workers)
         return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
 
-    def learn(self, evidence: Evidence) -> None:
-        self.trust.learn(evidence)
-
-    def forget(self, worker: int) -> None:
-        self.trust.forget(worker)
-
-    def _state(self) -> State:
-        return {"groups": len(self.groups), **self.trust.state_dict()}
-
-    def _load(self, state: State) -> None:
-        if state["groups"] != len(self.groups):
-            raise StateError(f"state of {state['groups']} groups; this rule has {len(self.groups)}")
-        self.trust.load_state_dict(state)
+    def identity(self) -> State:
+        return super().identity() | {"groups": len(self.groups)}
 
 
 class KnownBatch(WeightedRule):
@@ -173,6 +166,7 @@ class Agreement(WeightedRule):
     """log((1-p)/p) with p from how a worker agrees with the others; blind to the decision."""
 
     name = "agreement"
+    trust: AgreementTrust
 
     def __init__(self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR) -> None:
         super().__init__(layout)
@@ -192,18 +186,6 @@ class Agreement(WeightedRule):
             differ=pairs[0].cpu(), common=pairs[1].cpu(),
         )  # fmt: skip
 
-    def learn(self, evidence: Evidence) -> None:
-        self.trust.learn(evidence)
-
-    def forget(self, worker: int) -> None:
-        self.trust.forget(worker)
-
-    def _state(self) -> State:
-        return self.trust.state_dict()
-
-    def _load(self, state: State) -> None:
-        self.trust.load_state_dict(state)
-
 
 class ItSignSGD(Rule):
     """The paper: log((1-p)/p) with p counted per worker and coordinate, w = 1 while it warms up.
@@ -212,6 +194,7 @@ class ItSignSGD(Rule):
     """
 
     name = "it-signsgd"
+    trust: CoordinateTrust
 
     def __init__(
         self,
@@ -243,39 +226,22 @@ class ItSignSGD(Rule):
                 f" shard {self.shard}; they must lie inside and start a multiple of {WORD} after its start"
             )
         self.trust.admit(votes.workers)
-        at = first // WORD
-        counters = self.trust.counters[at : at + votes.planes.signs.shape[1]]
-        slots = torch.tensor([self.trust.slots[w] for w in votes.workers], dtype=torch.int64)
+        weights = self.trust.weights(votes.workers, first // WORD, votes.planes.signs.shape[1])
         mismatches, cast = backend(votes.planes.signs.device).vote_by_coordinate_(
-            out, votes.planes, counters, slots, *self.trust.tables(votes.workers),
-            coin, votes.n, self.trust.zero_is_symbol,
-        )  # fmt: skip
+            out, votes.planes, weights, coin, votes.n
+        )
         return Evidence(workers=votes.workers, mismatches=mismatches[:, None], cast=cast[:, None])
 
     def weights(self, votes: Votes) -> Tensor:
         """Weights at each coordinate of the votes, (workers, n): for looking at, not for deciding."""
         self.trust.admit(votes.workers)
         first, n = votes.first - self.shard[0], votes.n
-        tables, table_of, sizes = self.trust.tables(votes.workers)
-        rows = []
-        for m, worker in enumerate(votes.workers):
-            halves = self.trust.counters[:, self.trust.slots[worker]].reshape(-1).int()
-            rows.append(tables[table_of[m]][sizes[m] + halves[first : first + n]])
-        return torch.stack(rows)
+        known = self.trust.weights(votes.workers, 0, self.trust.counters.shape[0])
+        halves = known.counters[:, known.slots].transpose(0, 1).flatten(1)[:, first : first + n].int()
+        return known.tables[known.table_of[:, None], known.sizes[:, None] + halves]
 
-    def learn(self, evidence: Evidence) -> None:
-        self.trust.learn(evidence)
-
-    def forget(self, worker: int) -> None:
-        self.trust.forget(worker)
-
-    def _state(self) -> State:
-        return {"shard": list(self.shard), **self.trust.state_dict()}
-
-    def _load(self, state: State) -> None:
-        if tuple(state["shard"]) != self.shard:
-            raise StateError(f"state of shard {tuple(state['shard'])}; this rule has shard {self.shard}")
-        self.trust.load_state_dict(state)
+    def identity(self) -> State:
+        return super().identity() | {"shard": list(self.shard)}
 
 
 RULES: dict[str, type[Rule]] = {

@@ -13,14 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from signvote.core.vote import ONE, fixed_point, llr_weights
 from signvote.errors import ConfigError
-from signvote.kernels import WORD, words_for
+from signvote.kernels import WORD, CoordinateWeights, words_for
 
 State = dict[str, Any]
 
@@ -48,6 +48,22 @@ class Evidence:
             differ=add(self.differ, other.differ),
             common=add(self.common, other.common),
         )
+
+
+class Trust(Protocol):
+    """What a rule keeps between rounds."""
+
+    def learn(self, evidence: Evidence) -> None:
+        """Take in the evidence of a whole round."""
+
+    def forget(self, worker: int) -> None:
+        """Drop what is known of a worker."""
+
+    def state_dict(self) -> State:
+        """Everything needed to go on."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state."""
 
 
 def check_forgetting(forgetting: float) -> None:
@@ -141,8 +157,8 @@ class CoordinateTrust:
                 self.slots[worker] = len(self.slots)
                 self._rounds[worker] = self._seen[worker] = 0
 
-    def tables(self, workers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """(tables, table_of, sizes) for `kernels.vote_by_coordinate_`: weight by counter, eq. (3)."""
+    def weights(self, workers: Sequence[int], word: int, words: int) -> CoordinateWeights:
+        """Everything that gives the weight of these workers in some words of coordinates, eq. (3)."""
         kinds = [(self._rounds[w], self._seen[w] < self.warmup) for w in workers]
         rows = {kind: i for i, kind in enumerate(dict.fromkeys(kinds))}
         sizes = [2 * rounds + 1 for rounds, _ in rows]
@@ -154,7 +170,14 @@ class CoordinateTrust:
                 weights.fill_(ONE)
             tables[i, : 2 * len(halves)] = torch.cat([-weights, weights])
         table_of = torch.tensor([rows[kind] for kind in kinds], dtype=torch.int64)
-        return tables, table_of, torch.tensor(sizes, dtype=torch.int32)[table_of]
+        return CoordinateWeights(
+            counters=self.counters[word : word + words],
+            slots=torch.tensor([self.slots[w] for w in workers], dtype=torch.int64),
+            tables=tables,
+            table_of=table_of,
+            sizes=torch.tensor(sizes, dtype=torch.int32)[table_of],
+            zero_is_symbol=self.zero_is_symbol,
+        )
 
     def crossover(self, worker: int) -> Tensor:
         """P of one worker at every coordinate, (n,) float64; 1/2 before its first round."""

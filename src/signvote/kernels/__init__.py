@@ -43,6 +43,21 @@ class Coin(NamedTuple):
         return Coin(self.key, self.first + n)
 
 
+class CoordinateWeights(NamedTuple):
+    """The weight of every worker at every coordinate, as a table to look its counter up in.
+
+    Where worker m's counter is c, row tables[table_of[m]] holds -w(c) at c, +w(c) at sizes[m] + c, and
+    0, for no vote, at 2 sizes[m].
+    """
+
+    counters: Tensor  # (words, slots, 64) uint16
+    slots: Tensor  # (workers,) int64: whose counters stand where
+    tables: Tensor  # (tables, longest) int32
+    table_of: Tensor  # (workers,) int64
+    sizes: Tensor  # (workers,) int32
+    zero_is_symbol: bool  # what a missing sign adds to a counter: 2, not 1
+
+
 class Backend(Protocol):
     """What a kernel module offers. A trailing `_` means that the first argument is written to."""
 
@@ -62,24 +77,12 @@ class Backend(Protocol):
         """
 
     def vote_by_coordinate_(
-        self,
-        out: Planes,
-        votes: Planes,
-        counters: Tensor,
-        slots: Tensor,
-        tables: Tensor,
-        table_of: Tensor,
-        sizes: Tensor,
-        coin: Coin | None,
-        n: int,
-        zero_is_symbol: bool,
+        self, out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
     ) -> tuple[Tensor, Tensor]:
         """Decide n coordinates with a weight for each worker and coordinate, and count who differed.
 
-        Worker m's weight at a coordinate is looked up by its counter c there: the row
-        tables[table_of[m]] holds -w(c) at c, +w(c) at sizes[m] + c, and 0 at 2 sizes[m].
-        counters (words, slots, 64), uint16, is updated in the same pass: +2 for a vote that differs
-        from the decision, and where just one of both is missing +1, or +2 if `zero_is_symbol`.
+        The counters are updated in the same pass: +2 for a vote that differs from the decision, and
+        where just one of both is missing +1, or +2 if `zero_is_symbol`. Returns what `vote_` does.
         """
 
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:

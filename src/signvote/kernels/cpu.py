@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, Planes, loops, reference, words_for
+from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, loops, reference, words_for
 from signvote.kernels.adders import vote_blocks_
 from signvote.kernels.words import BLOCK, ONES, ZERO
 
@@ -98,26 +98,17 @@ def _padded(planes: Planes, low: int, high: int) -> Planes:
 
 
 def vote_by_coordinate_(
-    out: Planes,
-    votes: Planes,
-    counters: Tensor,
-    slots: Tensor,
-    tables: Tensor,
-    table_of: Tensor,
-    sizes: Tensor,
-    coin: Coin | None,
-    n: int,
-    zero_is_symbol: bool,
+    out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
+    counters, slots, tables, table_of, sizes, zero_is_symbol = weights
     planes, ballots = _arrays(out, 1), _arrays(votes, 2)
     rows = tables.data_ptr() + table_of.numpy() * tables.stride(0) * tables.element_size()
-    trust = counters.numpy(), slots.numpy(), rows.astype(np.uint64)
+    trust = counters.numpy(), slots.numpy(), rows.astype(np.uint64), sizes.numpy().astype(np.uint16)
 
     def work(lo: int, hi: int) -> Counts:
         return loops.vote_by_coordinate_(  # type: ignore[no-any-return]
-            *planes, *ballots, *trust, sizes.numpy().astype(np.uint16),
-            *_coin(coin), n, zero_is_symbol, lo, hi,
-        )  # fmt: skip
+            *planes, *ballots, *trust, *_coin(coin), n, zero_is_symbol, lo, hi
+        )
 
     return _summed(_threaded(work, words_for(n)), len(slots))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, Planes, words_for
+from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, words_for
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of the float they overlay
 WEYL = 0x9E3779B97F4A7C15
@@ -101,17 +101,9 @@ def vote_(
 
 
 def vote_by_coordinate_(
-    out: Planes,
-    votes: Planes,
-    counters: Tensor,
-    slots: Tensor,
-    tables: Tensor,
-    table_of: Tensor,
-    sizes: Tensor,
-    coin: Coin | None,
-    n: int,
-    zero_is_symbol: bool,
+    out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
+    counters, slots, tables, table_of, sizes, zero_is_symbol = weights
     positive = unpack(votes.signs, n)
     voted = _bits(votes.support, votes.signs, n)
     count = counters.view(torch.int16)[:, slots].transpose(0, 1).flatten(1)[:, :n].int() & 0xFFFF
