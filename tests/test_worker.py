@@ -21,7 +21,7 @@ def give_gradients(named: dict[str, torch.Tensor], scale: float = 1.0) -> None:
 
 
 def sent_signs(worker: Worker, round: int) -> torch.Tensor:
-    parsed = parse(worker.ballot(round), layout=worker.layout, run=worker.run, round=round)
+    parsed = parse(worker.ballot(round), layout=worker.layout, run=0, round=round)
     return unpack_signs(parsed.planes(), worker.layout.size)
 
 

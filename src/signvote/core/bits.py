@@ -30,6 +30,12 @@ def check_zeros(zeros: str) -> None:
         raise ConfigError(f"zeros is {zeros!r}; it must be 'coin' or 'abstain'")
 
 
+def check_number(name: str, value: int) -> None:
+    """Raise unless value fits the header's 64 bits."""
+    if not 0 <= value < 2**64:
+        raise ConfigError(f"{name} is {value}; it must lie in 0..2^64-1")
+
+
 def coin_for(zeros: Zeros, run: int, round: int, worker: int = SERVER) -> Coin | None:
     """The coin that one worker tosses in one round, or None where zeros abstain.
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from signvote.core.ballot import REASONS, Ballot, parse
-from signvote.core.bits import SERVER, Zeros, check_zeros, coin_for
+from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.layout import Layout
 from signvote.core.rules import Majority, Rule, make_rule
 from signvote.core.trust import Evidence, State
@@ -164,12 +164,6 @@ class Server:
         self.rule.load_state_dict(state["rule"])
         self.last_round = state["last_round"]
         self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
-
-
-def check_number(name: str, value: int) -> None:
-    """Raise unless value fits the header's 64 bits."""
-    if not 0 <= value < 2**64:
-        raise ConfigError(f"{name} is {value}; it must lie in 0..2^64-1")
 
 
 def check_state(state: State, **wanted: object) -> None:
