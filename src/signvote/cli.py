@@ -1,21 +1,203 @@
-"""The command line: `signvote COMMAND`."""
+"""The command line: `signvote COMMAND`. Parses, shows progress, prints tables; the work is done elsewhere."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from tyro.conf import Positional, subcommand
 
 from signvote import __version__
-from signvote.errors import SignVoteError
+from signvote.errors import ConfigError, SignVoteError
+
+Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
+DataDir = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchKernels:
+class Common:
+    """What `train` and `compare` share."""
+
+    task: str = "mnist-10k"
+    """mnist-10k (bundled), mnist, fashion-mnist or cifar10."""
+    model: str | None = None
+    """mnist-cnn, resnet20, resnet56 or mlp; default: the task's own."""
+    recipe: str = "tuned"
+    """paper: step 1e-3, no momentum, zeros abstain. tuned: momentum 0.9, cosine step, one strict bit."""
+    rounds: int = 300
+    """Rounds of voting."""
+    workers: int = 15
+    """Number of workers, in a batch mode."""
+    total: int = 960
+    """Samples a round, in a batch mode."""
+    batch_sizes: tuple[int, ...] = ()
+    """Batch size of each worker, instead of a mode."""
+    split: str = "shared"
+    """Who owns which data: shared (the paper), iid, dirichlet:A or labels:K."""
+    attack: str | None = None
+    """NAME[=STRENGTH]:COUNT[:START] with NAME invert, flip or random; the last COUNT workers attack."""
+    miss: float = 0.0
+    """Probability that a worker misses a round."""
+    absent: tuple[str, ...] = ()
+    """WORKER:FROM[:TO], rounds in which a worker is away: it joins late, leaves or returns."""
+    zeros: Literal["coin", "abstain"] | None = None
+    """What a zero gradient votes; default: the recipe's."""
+    step: float | None = None
+    """Step size; default: the recipe's."""
+    momentum: float | None = None
+    """Momentum of each worker before the sign; default: the recipe's."""
+    schedule: Literal["constant", "cosine"] | None = None
+    """How the step changes; default: the recipe's."""
+    evaluate_every: int = 50
+    """Rounds between two tests."""
+    test_batch: int = 64
+    """Samples per test batch; matters for batch norm without running statistics."""
+    sign_error: bool = False
+    """Also compare decisions with the gradient of all training data (slow)."""
+    device: Literal["cpu"] = "cpu"
+    """Where to compute."""
+    data_dir: DataDir = None
+    """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+
+    def config(self, **run: Any) -> Any:
+        """The configuration of one run."""
+        from signvote.sim import Config
+
+        names = (
+            "task model recipe rounds workers total batch_sizes split attack miss absent zeros step momentum"
+            " schedule evaluate_every test_batch sign_error"
+        )
+        return Config(**{name: getattr(self, name) for name in names.split()}, **run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Common):
+    """Train once: any rule, task, population, attack.
+
+    Writes result.json, report.html, figure.png and a checkpoint into --out. Ctrl-C stops after the
+    round; --resume goes on bit for bit.
+    """
+
+    rule: str = "pooled"
+    """majority, it-signsgd, pooled, known-batch, agreement, or the yardsticks oracle and sgd."""
+    mode: int | None = None
+    """Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1."""
+    seed: int = 0
+    """Decides everything random."""
+    out: Out = Path("runs/train")
+    """Where results go."""
+    resume: bool = False
+    """Go on from the checkpoint in --out."""
+
+    def run(self) -> None:
+        """Do it."""
+        config = self.config(rule=self.rule, mode=self.mode, seed=self.seed)
+        from signvote.sim import Run, train
+        from signvote.tasks import load_task
+
+        task = load_task(config.task, self.data_dir, config.model)
+        with _progress() as progress:
+            bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
+
+            def watch(run: Run) -> None:
+                accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
+                progress.update(bar, completed=run.round, accuracy=accuracy)
+
+            result = train(config, task, self.out, resume=self.resume, watch=watch)
+        _show({"format": 1, "command": _command(), "runs": [result]}, self.out)
+        if result["status"] == "interrupted":
+            Console().print(f"Stopped after round {result['rounds_done']}; go on with --resume.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Common):
+    """The paper's figure: rules x batch modes x seeds.
+
+    Writes results.json, figure.png, figure.svg and report.html into --out. What is done already is
+    skipped, so an interrupted comparison goes on where it was.
+    """
+
+    rules: tuple[str, ...] = ("majority", "it-signsgd", "pooled")
+    """Rules to compare; see train --rule."""
+    modes: tuple[int, ...] = (1, 4)
+    """Batch modes of the paper."""
+    seeds: tuple[int, ...] = (0,)
+    """One run for each."""
+    out: Out = Path("runs/compare")
+    """Where results go."""
+    jobs: int | None = None
+    """Runs at a time; default: one per core."""
+
+    def run(self) -> None:
+        """Do it."""
+        from signvote.sim.compare import compare, name_of
+        from signvote.tasks import load_task
+
+        if not (self.rules and self.seeds and (self.modes or self.batch_sizes)):
+            raise ConfigError("nothing to compare: give at least one rule, one mode and one seed")
+        if self.jobs is not None and self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}; it must be 1 or more")
+        modes = (None,) if self.batch_sizes else self.modes
+        configs = [
+            self.config(rule=rule, mode=mode, seed=seed)
+            for mode in modes for seed in self.seeds for rule in self.rules
+        ]  # fmt: skip
+        load_task(self.task, self.data_dir, self.model)  # what is missing is better said at once
+        self.out.mkdir(parents=True, exist_ok=True)
+        with _progress() as progress:
+            bars = [progress.add_task(name_of(c), total=c.rounds, accuracy="") for c in configs]
+
+            def watch(number: int, round: int, accuracy: float) -> None:
+                progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}")
+
+            results = compare(
+                configs, self.out, command=_command(), data_dir=self.data_dir, jobs=self.jobs, watch=watch
+            )
+        _show(results, self.out)
+        left = len(configs) - sum(run["status"] == "done" for run in results["runs"])
+        if left:
+            Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Fetch data sets with checksums, or verify those that are there."""
+
+    names: Positional[tuple[str, ...]] = ("mnist",)
+    """mnist, fashion-mnist, cifar10."""
+    data_dir: DataDir = None
+    """Where to; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    verify: bool = False
+    """Only say what is there."""
+
+    def run(self) -> None:
+        """Do it."""
+        from signvote.tasks.download import fetch, verify
+        from signvote.tasks.files import data_folder
+
+        folder = data_folder(self.data_dir)
+        for name in self.names:
+            if not self.verify:
+                with Progress(transient=True) as progress:
+                    fetch(name, folder, progress=partial(_watch_file, progress, {}))
+            for file, state in verify(name, folder).items():
+                Console().print(f"{folder / file}: {state}", soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
     """Time every kernel as a ratio to copying the float32 vector in the same run.
 
     Prints a table and writes JSON: pack, votes, trust, steps, beside the textbook way in torch;
@@ -48,10 +230,16 @@ class Version:
 
     def run(self) -> None:
         """Do it."""
-        print(__version__)  # noqa: T201
+        Console().print(__version__, highlight=False)
 
 
-Command = Annotated[BenchKernels, subcommand("bench")] | Annotated[Version, subcommand("version")]
+Command = (
+    Annotated[Compare, subcommand("compare")]
+    | Annotated[Train, subcommand("train")]
+    | Annotated[Bench, subcommand("bench")]
+    | Annotated[Fetch, subcommand("data")]
+    | Annotated[Version, subcommand("version")]
+)
 
 
 def main() -> None:
@@ -60,7 +248,51 @@ def main() -> None:
     try:
         command.run()
     except SignVoteError as error:
-        print(f"signvote: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _fail(sentence: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"signvote: {sentence}", markup=False, highlight=False)
+    sys.exit(2)
+
+
+def _command() -> str:
+    return shlex.join(["signvote", *sys.argv[1:]])
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    what, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
+    columns = (what, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        yield progress
+
+
+def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: int, total: int) -> None:
+    if file not in bars:
+        bars[file] = progress.add_task(file)
+    progress.update(bars[file], completed=done, total=total or None)
+
+
+def _show(results: dict[str, Any], out: Path) -> None:
+    """Write what people look at, and print the table."""
+    from signvote import report
+    from signvote.checkpoint import write_atomically
+
+    write_atomically(out / "results.json", json.dumps(results).encode())
+    report.figure(results, out / "figure.png")
+    report.figure(results, out / "figure.svg")
+    write_atomically(out / "report.html", report.page(results).encode())
+    rows = report.table(results)
+    table = Table(title="Test accuracy at the end")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from signvote import ConfigError
+from signvote.core.bits import pack_signs, unpack_signs
+from signvote.sim.attacks import ATTACKS, parse_attack
+from signvote.sim.population import (
+    Sampler,
+    generator,
+    mode_batch_sizes,
+    parse_absences,
+    present,
+    split,
+)
+
+LABELS = torch.arange(1000) % 10
+
+
+def test_the_batch_modes_of_the_paper() -> None:
+    assert mode_batch_sizes(1) == [64] * 15
+    assert mode_batch_sizes(2) == [4] * 9 + [154] * 6
+    assert mode_batch_sizes(3) == [4] * 12 + [304] * 3
+    assert mode_batch_sizes(4) == [4] * 14 + [904]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 100])
+@pytest.mark.parametrize("mode", [1, 2, 3, 4])
+def test_modes_for_any_number_of_workers_and_samples(mode: int, workers: int) -> None:
+    sizes = mode_batch_sizes(mode, workers, 1001)
+    assert len(sizes) == workers
+    assert sum(sizes) == 1001
+    assert min(sizes) >= 1
+
+
+def test_modes_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="mode is 5; it must be 1, 2, 3 or 4"):
+        mode_batch_sizes(5)
+    with pytest.raises(ConfigError, match="workers is 0; it must be 1 or more"):
+        mode_batch_sizes(1, 0)
+    with pytest.raises(ConfigError, match="50 samples a round are too few for 15 workers in mode 4"):
+        mode_batch_sizes(4, 15, 50)
+
+
+@pytest.mark.parametrize("how", ["iid", "dirichlet:0.5", "dirichlet:100", "labels:2"])
+def test_a_split_is_a_partition(how: str) -> None:
+    parts = split(LABELS, 10, how, seed=3)
+    together = torch.cat(parts)
+    assert len(parts) == 10
+    assert sorted(together.tolist()) == list(range(1000))
+    assert all(torch.equal(a, b) for a, b in zip(parts, split(LABELS, 10, how, seed=3), strict=True))
+
+
+def test_what_the_splits_mean() -> None:
+    assert all(len(part) == 1000 for part in split(LABELS, 4, "shared", 0))
+    assert {len(part) for part in split(LABELS, 8, "iid", 0)} == {125}
+    for part in split(LABELS, 5, "labels:2", 0):
+        assert len(set(LABELS[part].tolist())) == 2
+    even, uneven = (
+        torch.tensor([len(p) for p in split(LABELS, 10, f"dirichlet:{a}", 0)]).double().std()
+        for a in (1000, 0.3)
+    )
+    assert uneven > 3 * even
+    assert not torch.equal(split(LABELS, 4, "iid", 0)[0], split(LABELS, 4, "iid", 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("even", "split is 'even'; it must be shared, iid, dirichlet:A or labels:K"),
+        ("iid:3", "split is 'iid:3'"),
+        ("dirichlet:", "the number after the colon must be above 0"),
+        ("dirichlet:-1", "the number after the colon must be above 0"),
+        ("labels:x", "the number after the colon must be above 0"),
+    ],
+)
+def test_splits_that_cannot_be(how: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        split(LABELS, 3, how, 0)
+
+
+def test_nobody_is_left_without_a_sample() -> None:
+    with pytest.raises(ConfigError, match="leaves worker 3 without a sample"):
+        split(torch.tensor([0, 0, 0]), 5, "iid", 0)
+
+
+def test_a_sampler_goes_through_all_samples_before_it_repeats_one() -> None:
+    sampler = Sampler([torch.arange(100, 130)] * 2, [7, 30], seed=1)
+    drawn = torch.cat([sampler.batch(0, t) for t in range(30)])
+    for epoch in drawn.view(7, 30):
+        assert sorted(epoch.tolist()) == list(range(100, 130))
+    assert sampler.batch(1, 0).tolist() != sampler.batch(1, 1).tolist()
+    again = Sampler([torch.arange(100, 130)] * 2, [7, 30], seed=1)
+    assert torch.equal(again.batch(0, 17), sampler.batch(0, 17)), "a batch depends on no other"
+
+
+def test_a_batch_cannot_be_larger_than_the_data() -> None:
+    with pytest.raises(ConfigError, match=r"worker 1 has a batch size of 31; it must lie in 1\.\.30"):
+        Sampler([torch.arange(30)] * 2, [4, 31], seed=0)
+    with pytest.raises(ConfigError, match="worker 0 has a batch size of 0"):
+        Sampler([torch.arange(30)], [0], seed=0)
+
+
+def test_presence() -> None:
+    away = parse_absences(["0:1:10", "2:5"], workers=4)
+    assert present(1, 4, 0.0, away, 0) == [1, 2, 3]
+    assert present(7, 4, 0.0, away, 0) == [1, 3]
+    assert present(11, 4, 0.0, away, 0) == [0, 1, 3]
+    assert present(1, 4, 1.0, away, 0) == []
+    shares = sum(len(present(t, 10, 0.3, [], 5)) for t in range(1000)) / 10_000
+    assert abs(shares - 0.7) < 4 * (0.21 / 10_000) ** 0.5
+    assert present(3, 10, 0.5, [], 5) == present(3, 10, 0.5, [], 5)
+
+
+@pytest.mark.parametrize("text", ["x", "1", "1:2:3:4", "9:1:2", "0:5:4", "-1:1:2"])
+def test_absences_that_cannot_be(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"wanted WORKER:FROM\[:TO\] with a worker in 0\.\.3"):
+        parse_absences([text], workers=4)
+
+
+def test_generators_depend_on_all_their_numbers() -> None:
+    first = {
+        torch.rand(1, generator=generator(*parts)).item() for parts in [(0,), (1,), (0, 1), (1, 0), (0, 0, 1)]
+    }
+    assert len(first) == 5
+
+
+def changed(name: str, values: torch.Tensor, round: int = 1) -> torch.Tensor:
+    hostility = parse_attack(f"{name}:1:1", workers=2)
+    assert hostility is not None
+    planes, _ = pack_signs(values, None)
+    if bool((values != 0).all()):
+        planes = planes._replace(support=None)
+    where = {"n": len(values), "seed": 0, "round": round}
+    honest = hostility.change(planes, **where, worker=0)
+    assert honest is planes
+    return unpack_signs(hostility.change(planes, **where, worker=1), len(values))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_the_attacks_are(zeros: bool) -> None:
+    """-s; each sign inverted with probability r; fair random bits."""
+    n = 100_000
+    x = torch.randn(n) * ((torch.rand(n) < 0.8) if zeros else 1)
+    s = torch.sign(x).to(torch.int8)
+    assert torch.equal(changed("invert", x), -s)
+    flipped = changed("flip=0.3", x)
+    assert torch.equal(flipped.abs(), s.abs()), "who abstains still does"
+    share = (flipped != s).sum() / (s != 0).sum()
+    assert abs(share.item() - 0.3) < 4 * (0.21 / n) ** 0.5 * 1.2
+    bits = changed("random", x)
+    assert bits.abs().min() == 1
+    assert abs(bits.double().mean().item()) < 4 / n**0.5
+    assert abs((bits.double() * s).mean().item()) < 4 / n**0.5
+    assert not torch.equal(bits, changed("random", x, round=2))
+
+
+def test_attacks_start_and_count() -> None:
+    hostility = parse_attack("invert:3:50", workers=15)
+    assert hostility is not None
+    assert hostility.workers == {12, 13, 14}, "the last, in modes 2 to 4 the strongest"
+    planes, _ = pack_signs(torch.ones(8), None)
+    assert hostility.change(planes, n=8, seed=0, round=49, worker=14) is planes
+    assert hostility.change(planes, n=8, seed=0, round=50, worker=14) is not planes
+    assert parse_attack(None, 15) is None
+    assert set(ATTACKS) == {"invert", "flip", "random"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("invrt:3", "there is no attack 'invrt'; did you mean 'invert'"),
+        ("qqq:3", r"there is no attack 'qqq'\. Attacks: invert"),
+        ("invert", r"wanted NAME\[=STRENGTH\]:COUNT\[:START\]"),
+        ("invert:x", "wanted NAME"),
+        ("invert:16", r"COUNT in 0\.\.15"),
+        ("flip=2:3", r"STRENGTH in \[0, 1\]"),
+        ("invert:1:2:3", "wanted NAME"),
+    ],
+)
+def test_attacks_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_attack(text, 15)
