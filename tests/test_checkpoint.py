@@ -56,7 +56,7 @@ def test_a_crash_at_any_byte_leaves_the_previous_file(
     """The disk takes some bytes and then no more, at every possible place; also a failing rename or sync."""
     path = tmp_path / "state"
     checkpoint.save(path, {"version": "old"})
-    new = b"x" * 300
+    new, opened = b"x" * 300, open
 
     class Full:
         def __init__(self, file, room: int) -> None:  # type: ignore[no-untyped-def]
@@ -73,10 +73,9 @@ def test_a_crash_at_any_byte_leaves_the_previous_file(
             self.file.flush()
             raise OSError(28, "No space left on device")
 
-    fdopen = os.fdopen
     for room in range(len(new)):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fdopen", lambda fd, mode, room=room: Full(fdopen(fd, mode), room))
+            patch.setattr("builtins.open", lambda name, mode, room=room: Full(opened(name, mode), room))
             with pytest.raises(OSError, match="No space left"):
                 write_atomically(path, new)
         assert checkpoint.load(path) == {"version": "old"}

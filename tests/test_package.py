@@ -16,7 +16,17 @@ import signvote
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "signvote"
-LAYERS = ["errors", "kernels", "core", "checkpoint", "bench", "cli"]  # each may import those before it
+LAYERS = [
+    "errors",
+    "kernels",
+    "core",
+    "checkpoint",
+    "tasks",
+    "sim",
+    "report",
+    "bench",
+    "cli",
+]  # each may import those before it
 
 
 def imports_of(path: Path) -> set[str]:
@@ -74,7 +84,7 @@ def test_import_is_light_and_compiles_nothing() -> None:
 
 
 def test_all_is_the_public_surface() -> None:
-    modules = {"core", "kernels", "errors", "bench", "cli"}
+    modules = {"core", "kernels", "errors", "tasks", "sim", "report", "bench", "cli"}
     public = {name for name in vars(signvote) if not name.startswith("_")} - modules
     assert public == set(signvote.__all__)
     assert signvote.__all__ == sorted(
@@ -139,6 +149,15 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         (("bench", "kernels", "--out", "/nowhere/at/all.json"), "/nowhere/at is no folder"),
         (("bench", "kernles"), "kernles"),
         (("bnech",), "bnech"),
+        (("train", "--rule", "poled"), "did you mean 'pooled'"),
+        (("train", "--task", "minst"), "did you mean 'mnist'"),
+        (("train", "--task", "mnist", "--data-dir", "/nowhere"), "train-images-idx3-ubyte"),
+        (("train", "--batch-sizes", "9000"), "batch size of 9000"),
+        (("train", "--workers", "0"), "workers is 0"),
+        (("train", "--rounds", "1", "--out", "/proc/nowhere"), "/proc/nowhere"),
+        (("compare", "--seeds"), "nothing to compare"),
+        (("compare", "--jobs", "0"), "jobs is 0"),
+        (("data", "mnits"), "did you mean 'mnist'"),
     ],
 )
 def test_bad_input_is_one_clear_error_and_exit_code_2(arguments: tuple[str, ...], text: str) -> None:

@@ -180,6 +180,7 @@ def test_absent_workers_cost_their_votes_only(digits: Task) -> None:
     run = finished(small(miss=0.3, absent=("0:1:6", "3:4"), rounds=12), digits)
     ballot = 64 + -(-run.layout.size // 8)
     voters = [size // ballot for size in run.history["bytes_up"]]
+    assert voters == run.history["voters"]
     assert min(voters) >= 0
     assert max(voters) <= 3
     assert run.history["trust"]["crossover"][0][0] is None

@@ -15,7 +15,7 @@ from signvote.core.layout import Layout
 from signvote.core.rules import RULES, Rule
 from signvote.core.server import RoundReport, Server
 from signvote.core.worker import Worker
-from signvote.errors import BallotError, ConfigError, LayoutError, SignVoteError, StateError
+from signvote.errors import BallotError, ConfigError, DataError, LayoutError, SignVoteError, StateError
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ __all__ = [
     "Ballot",
     "BallotError",
     "ConfigError",
+    "DataError",
     "Layout",
     "LayoutError",
     "RoundReport",

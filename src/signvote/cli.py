@@ -287,12 +287,22 @@ def _show(results: dict[str, Any], out: Path) -> None:
     report.figure(results, out / "figure.png")
     report.figure(results, out / "figure.svg")
     write_atomically(out / "report.html", report.page(results).encode())
-    rows = report.table(results)
-    table = Table(title="Test accuracy at the end")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "))
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
     console = Console()
-    console.print(table)
+    console.print(_table(report.table(results)))
     console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """Final accuracy by rule and batches; other settings only where they differ between rows."""
+    settings = ("task", "recipe", "attack", "split", "detail", "status")
+    varying = [k for k in settings if len({row[k] for row in rows}) > 1]
+    table = Table(title="Test accuracy at the end")
+    for name in (*varying, "batches", "rule", "accuracy", "seeds", "bytes a vote", "fewer than float32"):
+        table.add_column(name, justify="left" if name in (*varying, "batches", "rule") else "right")
+    for row in rows:
+        accuracy = f"{row['accuracy']:.1%}" + (f" ± {row['spread']:.1%}" if row["seeds"] > 1 else "")
+        sizes = f"{row['bytes_up']:,.0f}", f"{row['times_fewer']:.1f} x"
+        table.add_row(
+            *(str(row[k]) for k in varying), row["batches"], row["rule"], accuracy, str(row["seeds"]), *sizes
+        )
+    return table

@@ -5,6 +5,7 @@ SignVoteError
   LayoutError      parameters that do not fit the layout
   BallotError      a message that must not be counted; .reason says why in one word
   StateError       a state or checkpoint of another kind, layout or version
+  DataError        a data file is missing, unreadable or damaged
 """
 
 from __future__ import annotations
@@ -32,3 +33,7 @@ class BallotError(SignVoteError, ValueError):
 
 class StateError(SignVoteError, ValueError):
     """A state dict or checkpoint does not fit the object that should load it."""
+
+
+class DataError(SignVoteError):
+    """A data file is missing, unreadable or damaged."""

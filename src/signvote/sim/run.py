@@ -66,6 +66,7 @@ class Run:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.history: dict[str, Any] = {
             "evaluations": {"round": [], "accuracy": [], "loss": []},
+            "voters": [],
             "bytes_up": [],
             "bytes_down": [],
             "trust": {"round": [], "weight": [], "crossover": []},
@@ -85,6 +86,7 @@ class Run:
         else:
             self._vote(t, voters, self.server)
         self.round = t
+        self.history["voters"].append(len(voters))
         if self._is_watched(t):
             self._evaluate()
 

@@ -1,0 +1,196 @@
+"use strict";
+// Draws the curves from the JSON block of the page. No text from it ever becomes markup.
+(() => {
+  const SVG = "http://www.w3.org/2000/svg";
+  const MARGIN = { top: 28, right: 14, bottom: 40, left: 52 };
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const hidden = new Set();
+  let metric = data.metrics[0];
+
+  function element(parent, name, attributes = {}, text = "") {
+    const made = name === "svg" || parent.namespaceURI === SVG
+      ? document.createElementNS(SVG, name) : document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text) made.textContent = text;
+    return parent.appendChild(made);
+  }
+
+  const asShare = () => metric !== "loss"; // accuracy and sign error are shares, shown in percent
+  const show = (value) => (asShare() ? (100 * value).toFixed(2) + " %" : value.toPrecision(4));
+
+  // Points that can be drawn: {round, mean, low, high}; a loss that is no number, or on a log axis none, is left out.
+  function points(series) {
+    const curve = series.curves[metric];
+    return curve.round
+      .map((round, i) => ({ round, mean: curve.mean[i], low: curve.low[i], high: curve.high[i] }))
+      .filter((p) => p.mean !== null && (asShare() || p.mean > 0))
+      .map((p) => (asShare() ? p : { ...p, low: Math.max(p.low, p.mean / 10) }));
+  }
+
+  function steps(low, high, count) {
+    const rough = (high - low) / count;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
+    const ticks = [];
+    for (let i = Math.ceil(low / step); i * step <= high; i++) ticks.push(i * step);
+    return ticks;
+  }
+
+  function logSteps(low, high) {
+    const ticks = [];
+    for (let k = Math.floor(Math.log10(low)); 10 ** k <= high; k++) ticks.push(10 ** k, 2 * 10 ** k, 5 * 10 ** k);
+    const inside = ticks.filter((t) => t >= low && t <= high);
+    return inside.length > 1 ? inside : steps(low, high, 5);
+  }
+
+  function scales(panel, width, height) {
+    const visible = panel.series.filter((s) => !hidden.has(s.id)).flatMap(points);
+    const all = visible.length ? visible : [{ round: 1, low: 0.1, high: 1, mean: 1 }];
+    const trained = all.filter((p) => p.round > 0);
+    const framed = trained.length ? trained : all;
+    const last = Math.max(1, ...all.map((p) => p.round));
+    let low = Math.min(...framed.map((p) => p.low)), high = Math.max(...framed.map((p) => p.high));
+    if (asShare()) {
+      const margin = Math.max(0.005, 0.05 * (high - low));
+      [low, high] = [Math.max(0, low - margin), Math.min(1.005, high + margin)];
+    } else {
+      [low, high] = [low / 1.15, high * 1.15];
+    }
+    const bend = asShare() ? (v) => v : Math.log;
+    const [inner, tall] = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
+    return {
+      last, low, high,
+      x: (round) => MARGIN.left + (inner * round) / last,
+      y: (v) => MARGIN.top + tall * (1 - (bend(v) - bend(low)) / (bend(high) - bend(low))),
+      round: (x) => ((x - MARGIN.left) * last) / inner,
+    };
+  }
+
+  function drawAxes(svg, scale, width, height) {
+    const bottom = height - MARGIN.bottom;
+    const ticks = asShare() ? steps(scale.low, scale.high, 6) : logSteps(scale.low, scale.high);
+    for (const value of ticks) {
+      const y = scale.y(value);
+      element(svg, "line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y });
+      const text = String(Number((asShare() ? 100 * value : value).toPrecision(6)));
+      element(svg, "text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, text);
+    }
+    for (const round of steps(0, scale.last, width < 500 ? 4 : 8)) {
+      const x = scale.x(round);
+      element(svg, "line", { class: "grid", x1: x, x2: x, y1: bottom, y2: bottom + 5 });
+      element(svg, "text", { x, y: bottom + 18, "text-anchor": "middle" }, String(Number(round.toPrecision(6))));
+    }
+    element(svg, "text", { x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 4, "text-anchor": "middle" }, "round");
+    const name = { accuracy: "test accuracy (%)", loss: "test loss (log scale)", "sign error": "wrong signs decided (%)" };
+    element(svg, "text", { x: MARGIN.left - 44, y: 14 }, name[metric]);
+  }
+
+  function drawCurve(parent, series, scale) {
+    const group = element(parent, "g", { "data-series": series.id, class: "curve" });
+    if (hidden.has(series.id)) group.style.display = "none";
+    const shown = points(series);
+    const line = (values) => values.map(([round, v]) => `${scale.x(round).toFixed(1)},${scale.y(v).toFixed(1)}`).join(" ");
+    const outline = [...shown.map((p) => [p.round, p.high]), ...shown.map((p) => [p.round, p.low]).reverse()];
+    element(group, "polygon", { points: line(outline), fill: series.colour, "fill-opacity": 0.14 });
+    element(group, "polyline", {
+      points: line(shown.map((p) => [p.round, p.mean])), fill: "none", stroke: series.colour, "stroke-width": 2,
+      "stroke-linejoin": "round", "stroke-dasharray": series.dashes.map((d) => 2 * d).join(" "),
+    });
+    if (shown.length === 1) {
+      element(group, "circle", { cx: scale.x(shown[0].round), cy: scale.y(shown[0].mean), r: 4, fill: series.colour });
+    }
+  }
+
+  function swatch(parent, series) {
+    const svg = element(parent, "svg", { width: 30, height: 8, "aria-hidden": "true" });
+    const dashes = series.dashes.map((d) => 2 * d).join(" ");
+    element(svg, "line", { x1: 0, x2: 30, y1: 4, y2: 4, stroke: series.colour, "stroke-width": 2.5, "stroke-dasharray": dashes });
+  }
+
+  function pointAt(panel, scale, holder, event) {
+    const tip = holder.querySelector(".tip");
+    const visible = panel.series.filter((s) => !hidden.has(s.id)).map((s) => ({ series: s, all: points(s) }));
+    const rounds = [...new Set(visible.flatMap((v) => v.all.map((p) => p.round)))];
+    const at = scale.round(event.clientX - holder.getBoundingClientRect().left);
+    const round = rounds.sort((a, b) => Math.abs(a - at) - Math.abs(b - at))[0];
+    tip.hidden = round === undefined;
+    if (tip.hidden) return;
+    tip.replaceChildren();
+    element(tip, "div", {}, `round ${round}`);
+    visible.map((v) => ({ series: v.series, point: v.all.find((p) => p.round === round) }))
+      .filter((v) => v.point).sort((a, b) => b.point.mean - a.point.mean)
+      .forEach(({ series, point }) => {
+        const row = element(tip, "div");
+        swatch(row, series);
+        element(row, "b", {}, ` ${show(point.mean)} `);
+        element(row, "span", {}, series.label);
+      });
+    const x = scale.x(round);
+    const cursor = holder.querySelector(".cursor");
+    cursor.setAttribute("x1", x);
+    cursor.setAttribute("x2", x);
+    cursor.style.display = "";
+    const right = x > holder.clientWidth / 2;
+    tip.style.left = right ? "auto" : `${x + 12}px`;
+    tip.style.right = right ? `${holder.clientWidth - x + 12}px` : "auto";
+  }
+
+  function drawPanel(panel, holder) {
+    const width = Math.max(300, holder.clientWidth), height = Math.round(Math.min(440, Math.max(260, width * 0.5)));
+    holder.replaceChildren();
+    const svg = element(holder, "svg", {
+      class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${metric} by round, ${panel.title}`,
+    });
+    const scale = scales(panel, width, height);
+    drawAxes(svg, scale, width, height);
+    const id = `frame-${data.panels.indexOf(panel)}`;
+    element(element(svg, "clipPath", { id }), "rect", {
+      x: MARGIN.left, y: MARGIN.top - 2, width: width - MARGIN.left - MARGIN.right + 6, height: height - MARGIN.top - MARGIN.bottom + 2,
+    });
+    const frame = element(svg, "g", { "clip-path": `url(#${id})` });
+    for (const series of panel.series) drawCurve(frame, series, scale);
+    const cursor = element(svg, "line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom });
+    cursor.style.display = "none";
+    const tip = element(holder, "div", { class: "tip" });
+    tip.hidden = true;
+    svg.addEventListener("pointermove", (event) => pointAt(panel, scale, holder, event));
+    svg.addEventListener("pointerleave", () => { tip.hidden = true; cursor.style.display = "none"; });
+  }
+
+  function legend(panel, parent, redraw) {
+    for (const series of panel.series) {
+      const attributes = { type: "button", "aria-pressed": "true", "data-series": series.id, title: series.title };
+      const button = element(parent, "button", attributes);
+      swatch(button, series);
+      element(button, "span", {}, series.label);
+      button.addEventListener("click", () => {
+        if (!hidden.delete(series.id)) hidden.add(series.id);
+        button.setAttribute("aria-pressed", String(!hidden.has(series.id)));
+        redraw();
+      });
+    }
+  }
+
+  const drawings = data.panels.map((panel) => {
+    const figure = element(document.querySelector(".panels"), "figure", { class: "panel" });
+    element(figure, "h3", {}, panel.title);
+    const holder = element(figure, "div");
+    holder.style.position = "relative";
+    const draw = () => drawPanel(panel, holder);
+    legend(panel, element(figure, "div", { class: "legend" }), draw);
+    return draw;
+  });
+  const drawAll = () => drawings.forEach((draw) => draw());
+
+  for (const name of data.metrics) {
+    const choices = document.querySelector(".switch");
+    const button = element(choices, "button", { type: "button", "aria-pressed": String(name === metric), "data-metric": name }, name);
+    button.addEventListener("click", () => {
+      metric = name;
+      for (const other of choices.children) other.setAttribute("aria-pressed", String(other === button));
+      drawAll();
+    });
+  }
+  drawAll();
+  window.addEventListener("resize", drawAll);
+})();

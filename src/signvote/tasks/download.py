@@ -1,0 +1,230 @@
+"""Fetch the official files of a data set, and check those that are there."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from signvote.checkpoint import write_atomically
+from signvote.errors import DataError
+from signvote.tasks.files import (
+    CIFAR_FOLDER,
+    CIFAR_IMAGES,
+    CIFAR_RECORD,
+    CIFAR_TEST,
+    CIFAR_TRAIN,
+    IDX_TEST,
+    IDX_TRAIN,
+    find,
+    read_bytes,
+)
+from signvote.tasks.names import check_name
+
+Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0: not known)
+
+MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
+FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz"
+CHUNK_BYTES = 1 << 18
+TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """A file as it must be, unpacked."""
+
+    name: str  # below the data folder
+    size: int
+    md5: str | None = None  # where one is published
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A download: the .gz of one file, or a .tar.gz with several."""
+
+    url: str
+    md5: str
+    files: tuple[File, ...]
+
+
+def _idx_sources(task: str, url: str, packed: tuple[str, ...], plain: tuple[str | None, ...]) -> list[Source]:
+    """The four IDX files of MNIST or a look-alike, with the md5s of the .gz files and of the plain ones."""
+    sizes = (16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000)
+    return [
+        Source(
+            url=f"{url}/{name}.gz", md5=md5, files=(File(name=f"{task}/{name}", size=size, md5=plain_md5),)
+        )
+        for name, size, md5, plain_md5 in zip(IDX_TRAIN + IDX_TEST, sizes, packed, plain, strict=True)
+    ]
+
+
+OFFICIAL: Mapping[str, list[Source]] = {
+    "mnist-10k": [],  # bundled
+    "mnist": _idx_sources(
+        "mnist",
+        MNIST_URL,
+        (
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        (
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
+    ),
+    "fashion-mnist": _idx_sources(
+        "fashion-mnist",
+        FASHION_URL,
+        (
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        (None, None, None, None),
+    ),
+    "cifar10": [
+        Source(
+            url=f"{CIFAR_URL}/cifar-10-binary.tar.gz",
+            md5="c32a1d4ab5d03f1284b67883e8d87530",
+            files=tuple(
+                File(name=f"{CIFAR_FOLDER}/{name}", size=CIFAR_IMAGES * CIFAR_RECORD)
+                for name in (*CIFAR_TRAIN, CIFAR_TEST)
+            ),
+        )
+    ],
+}
+
+
+def fetch(
+    name: str,
+    folder: Path,
+    *,
+    sources: Mapping[str, list[Source]] = OFFICIAL,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Download what is missing or wrong of a data set; its files, unpacked, in the data folder.
+
+    A download is used only if its md5 is right, and a file appears whole or not at all.
+
+    Args:
+        name: a task; `mnist-10k` is bundled and has no files.
+        folder: the data folder; it is made where there is none.
+        sources: where to download, by task.
+        progress: told the file, the bytes so far and the bytes in all (0: not known).
+
+    """
+    check_name("task", name, sources)
+    for source in sources[name]:
+        if any(check(file, folder, name) != "ok" for file in source.files):
+            _fetch_source(source, folder, name, progress or (lambda *_: None))
+    return [find(folder, file.name, task=name) for source in sources[name] for file in source.files]
+
+
+def verify(name: str, folder: Path, *, sources: Mapping[str, list[Source]] = OFFICIAL) -> dict[str, str]:
+    """Of each file of a data set: "ok", "missing", or what is wrong with it."""
+    check_name("task", name, sources)
+    return {file.name: check(file, folder, name) for source in sources[name] for file in source.files}
+
+
+def check(file: File, folder: Path, task: str) -> str:
+    """Whether a file is there and right, plain or as .gz: "ok", "missing", or what is wrong."""
+    try:
+        path = find(folder, file.name, task=task)
+    except DataError:
+        return "missing"
+    try:
+        return difference(file, read_bytes(path)) or "ok"
+    except DataError as error:
+        return str(error)
+
+
+def difference(file: File, content: bytes | bytearray) -> str | None:
+    """What is wrong with a file's content; None if nothing is."""
+    if len(content) != file.size:
+        return f"{len(content):,} bytes, wanted {file.size:,}"
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if file.md5 not in (None, md5):
+        return f"md5 {md5}, wanted {file.md5}"
+    return None
+
+
+def _fetch_source(source: Source, folder: Path, task: str, progress: Progress) -> None:
+    advice = (
+        f"Run `signvote data {task} --data-dir {folder}` again, or put the official files there:"
+        f" {', '.join(file.name for file in source.files)}"
+    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as archive:  # has no name: nothing stays if we are killed
+            _download(source, archive, progress, advice)
+            for file, content in _unpack(source, archive, advice):
+                (folder / file.name).parent.mkdir(exist_ok=True)
+                write_atomically(folder / file.name, content)
+    except OSError as error:
+        raise DataError(f"cannot write to {folder} ({error}); make room or take another folder") from error
+
+
+def _download(source: Source, archive: IO[bytes], progress: Progress, advice: str) -> None:
+    """Write the download into a file; raise if its md5 is wrong."""
+    name, md5 = source.url.rpartition("/")[2], hashlib.md5(usedforsecurity=False)
+    for chunk, total in _chunks(source.url, advice):
+        md5.update(chunk)
+        archive.write(chunk)
+        progress(name, archive.tell(), total)
+    if md5.hexdigest() != source.md5:
+        raise DataError(
+            f"{source.url} came as {archive.tell():,} bytes with md5 {md5.hexdigest()}, wanted {source.md5}:"
+            f" cut short or changed, and not kept. {advice}"
+        )
+
+
+def _chunks(url: str, advice: str) -> Iterator[tuple[bytes, int]]:
+    """The bytes of a download in pieces, each with the number of bytes in all (0: not known)."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply:
+            total = int(reply.headers.get("Content-Length", 0))
+            while chunk := reply.read(CHUNK_BYTES):
+                yield chunk, total
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it holds the connection
+        raise DataError(f"cannot download {url} ({error}). {advice}") from error
+
+
+def _unpack(source: Source, archive: IO[bytes], advice: str) -> Iterator[tuple[File, bytes]]:
+    """The files of a source out of its download, checked."""
+    try:
+        for file, content in _contents(source, archive):
+            if wrong := difference(file, content):
+                raise DataError(f"{source.url} holds a wrong {file.name}: {wrong}. {advice}")
+            yield file, content
+    except (KeyError, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise DataError(f"{source.url} cannot be unpacked ({error}). {advice}") from error
+
+
+def _contents(source: Source, archive: IO[bytes]) -> Iterator[tuple[File, bytes]]:
+    """What a download holds under the expected names; anything else in a tar is never touched."""
+    archive.seek(0)
+    if source.url.endswith(".tar.gz"):
+        with tarfile.open(fileobj=archive, mode="r:gz") as tar:
+            for file in source.files:
+                member = tar.extractfile(file.name)
+                yield file, member.read() if member else b""
+    else:
+        with gzip.open(archive) as single:
+            yield source.files[0], single.read()

@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signvote.errors import ConfigError
+from signvote.report import figure, page, table
+from signvote.report.groups import groups
+from signvote.report.marks import COLOURS, marks_of
+from signvote.report.trust import MOST_ROWS, sentence, workers_of
+
+Results = dict[str, Any]
+Run = dict[str, Any]
+
+N = 582_026
+MODES = {1: [64] * 15, 2: [4] * 9 + [154] * 6, 3: [4] * 12 + [304] * 3, 4: [4] * 14 + [904]}
+HEIGHT = {"majority": 0.13, "it-signsgd": 0.08, "pooled": 0.02}  # accuracy lost in mode 4, made up
+
+
+def made_up_run(
+    rule: str = "pooled", mode: int | None = 4, seed: int = 0, rounds: int = 300, **settings: Any
+) -> Run:
+    """A run as `signvote compare` would write it; the curve is invented."""
+    sizes = settings.pop("batch_sizes", MODES.get(mode or 0, [4, 8, 16]))
+    status = settings.pop("status", "done")
+    noise = random.Random(f"{rule} {mode} {seed}")
+    at = list(range(0, rounds + 1, 10))
+    top = 0.98 - HEIGHT.get(rule, 0.03) * ((mode or 4) - 1) / 3
+    accuracy = [top - (top - 0.1) * math.exp(-r / 25) + noise.gauss(0, 0.006) for r in at]
+    crossover = [0.5 - 0.4 * (size / 1000) ** 0.5 for size in sizes]
+    seen = at[5::5]
+    return {
+        "format": 1,
+        "config": {
+            "task": "mnist-10k", "model": "mnist-cnn", "rule": rule, "recipe": "tuned", "mode": mode,
+            "workers": len(sizes), "batch_sizes": sizes,
+            "rounds": rounds, "seed": seed, "step": 0.001, "momentum": 0.9, "zeros": "coin",
+            "split": "shared", "attack": None, "schedule": "cosine",
+        } | settings,
+        "versions": {"signvote": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
+        "status": status,
+        "coordinates": N,
+        "evaluations": {"round": at, "accuracy": accuracy, "loss": [2.4 * (1 - a) + 0.02 for a in accuracy]},
+        "bytes_up": [len(sizes) * 72_812] * rounds,
+        "bytes_down": [len(sizes) * 72_812] * rounds,
+        "seconds": {"gradients": 61.2, "encode": 3.1, "server": 1.9 + len(rule) / 10, "apply": 0.8, "evaluate": 7.5},
+        "trust": {} if rule == "majority" else {
+            "round": seen, "workers": list(range(len(sizes))),
+            "weight": [[math.log((1 - p) / p) * noise.uniform(0.9, 1.1) for p in crossover] for _ in seen],
+            "crossover": [crossover for _ in seen],
+        },
+        "sign_error": {},
+    }  # fmt: skip
+
+
+def results_of(*runs: Run) -> Results:
+    return {"format": 1, "command": "signvote compare --task mnist-10k", "runs": list(runs)}
+
+
+def made_up_comparison(modes: tuple[int, ...] = (1, 2, 3, 4), seeds: int = 3) -> Results:
+    rules = ("majority", "it-signsgd", "pooled")
+    return results_of(*(made_up_run(r, m, s) for m in modes for r in rules for s in range(seeds)))
+
+
+def attacked() -> Run:
+    """Workers 0 and 1 invert their signs; worker 14 has the large batch."""
+    run = made_up_run(attack="invert:2")
+    for row, p in zip(run["trust"]["weight"], run["trust"]["crossover"], strict=True):
+        row[0], row[1] = -1.0, -1.0
+        p[0], p[1] = 0.73, 0.73
+    return run
+
+
+def diverged() -> Run:
+    run = made_up_run()
+    run["evaluations"]["loss"][:4] = [math.nan, None, 0.0, math.inf]
+    return run | {"sign_error": {"round": [10, 20], "error": [0.4, 0.3]}}
+
+
+SHAPES: dict[str, Results] = {
+    "losses that are no numbers, sign error": results_of(diverged()),
+    "one seed": made_up_comparison(modes=(4,), seeds=1),
+    "two seeds": results_of(made_up_run(seed=0), made_up_run(seed=1)),
+    "three seeds, four modes": made_up_comparison(),
+    "no trust": results_of(made_up_run("majority")),
+    "no mode": results_of(made_up_run(mode=None), made_up_run(mode=None, batch_sizes=[1, 2, 3, 4])),
+    "interrupted": results_of(made_up_run(rounds=10, status="interrupted")),
+    "one evaluation": results_of(made_up_run(rounds=0, status="interrupted")),
+    "attack, recipe, split": results_of(
+        attacked(), made_up_run(recipe="paper"), made_up_run(split="dirichlet:0.1"), made_up_run(task="mnist")
+    ),
+    "many workers": results_of(made_up_run(mode=None, batch_sizes=[4] * 99 + [904])),
+    "odd names": results_of(made_up_run("a $\\frac rule_^", task="_</script><script>alert(1)</script>")),
+    "bare": results_of(
+        {k: v for k, v in made_up_run().items() if k in ("config", "status", "coordinates", "evaluations")}
+    ),
+}
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_of_results_gives_a_figure(name: str, suffix: str, tmp_path: Path) -> None:
+    figure(SHAPES[name], tmp_path / f"figure.{suffix}")
+    data = (tmp_path / f"figure.{suffix}").read_bytes()
+    assert data.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
+
+
+def test_the_figure_is_1200_pixels_wide_and_the_same_every_time(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "a.svg", "b.svg"):
+        figure(SHAPES["two seeds"], tmp_path / name)
+    png = (tmp_path / "a.png").read_bytes()
+    assert int.from_bytes(png[16:20], "big") == 1200
+    assert png == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_drawing_leaves_no_trace_in_matplotlib(tmp_path: Path) -> None:
+    """Neither the settings nor pyplot, which would look for a screen."""
+    code = (
+        "import sys, json, pathlib, matplotlib; before = matplotlib.rcParams.copy()\n"
+        "from signvote.report import figure\n"
+        f"figure(json.load(sys.stdin), pathlib.Path({str(tmp_path / 'x.png')!r}))\n"
+        "print('matplotlib.pyplot' in sys.modules, matplotlib.rcParams.copy() == before)"
+    )
+    given = json.dumps(SHAPES["one seed"])
+    answer = subprocess.run(
+        [sys.executable, "-c", code], input=given, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert answer.stdout.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("make", [table, page, lambda results: figure(results, Path("x.png"))])
+@pytest.mark.parametrize(
+    ("results", "text"),
+    [
+        (results_of(), "hold no measured run; run `signvote compare`"),
+        (results_of({**made_up_run(), "evaluations": {}}), "hold no measured run"),
+        ({"format": 7, "runs": []}, "results of format 7; this signvote reads format 1"),
+        (results_of({"config": {"rule": "pooled"}}), "run 0 of the results lacks status, .*config.seed"),
+        (
+            results_of({**made_up_run(), "evaluations": {"round": [0, 1], "accuracy": [0.1]}}),
+            "run 0 of the results has evaluations of unequal lengths: {'round': 2, 'accuracy': 1}",
+        ),
+        (
+            results_of(
+                made_up_run(), made_up_run(seed=1) | {"evaluations": {"round": [7], "accuracy": [0.5]}}
+            ),
+            "the seeds of pooled, mode 4 share no evaluated round",
+        ),
+    ],
+)
+def test_results_that_cannot_be_shown(make: Any, results: Results, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make(results)
+
+
+def test_a_figure_is_png_or_svg(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'figure.gif': the name must end in .png or .svg"):
+        figure(SHAPES["one seed"], tmp_path / "figure.gif")
+    assert not list(tmp_path.iterdir())
+
+
+def with_final(accuracy: float, **settings: Any) -> Run:
+    run = made_up_run(**settings)
+    run["evaluations"]["accuracy"][-1] = accuracy
+    return run
+
+
+def test_table_numbers() -> None:
+    finals = (0.90, 0.92, 0.97)
+    (row,) = table(results_of(*(with_final(a, seed=s) for s, a in enumerate(finals))))
+    assert row["accuracy"] == pytest.approx(0.93)
+    assert row["spread"] == pytest.approx(math.sqrt((0.03**2 + 0.01**2 + 0.04**2) / 2))
+    assert row["bytes_up"] == 72_812
+    assert row["times_fewer"] == pytest.approx(4 * N / 72_812)
+    numbers = ("accuracy", "spread", "bytes_up", "times_fewer")
+    assert {key: value for key, value in row.items() if key not in numbers} == {
+        "task": "mnist-10k", "recipe": "tuned", "attack": None, "split": "shared", "batches": "mode 4",
+        "rule": "pooled", "seeds": 3, "status": "done", "detail": "",
+    }  # fmt: skip
+
+
+def test_absent_workers_send_nothing_and_make_nothing_look_cheaper() -> None:
+    run = made_up_run(rounds=20) | {"voters": [15, 5], "bytes_up": [15 * 80, 5 * 40]}
+    assert table(results_of(run))[0]["bytes_up"] == (15 * 80 + 5 * 40) / 20
+
+
+def test_rows_are_sorted_by_mode_and_then_by_accuracy() -> None:
+    rows = table(results_of(*(with_final(a, rule=r, mode=m) for a, r, m in
+                 [(0.7, "majority", 4), (0.9, "majority", 1), (0.8, "pooled", 4), (0.6, "pooled", None)])))  # fmt: skip
+    assert [(row["batches"], row["rule"]) for row in rows] == [
+        ("mode 1", "majority"), ("mode 4", "pooled"), ("mode 4", "majority"), ("1 x 4 + 1 x 8 + 1 x 16", "pooled"),
+    ]  # fmt: skip
+
+
+def test_the_best_rule_of_a_mode_is_bold_where_there_is_a_choice() -> None:
+    text = page(results_of(with_final(0.7, rule="majority"), with_final(0.9), with_final(0.8, mode=1)))
+    assert re.findall(r'<tr class="best">.*?<td class="rule">(.*?)</td>', text) == ["pooled"]
+    assert text.count('<tr class="best">') == 1
+
+
+def test_interrupted_runs_count_only_where_nothing_else_is_there() -> None:
+    half = made_up_run(seed=1, rounds=300, status="interrupted")
+    half["evaluations"] = {key: values[:3] for key, values in half["evaluations"].items()}
+    (row,) = table(results_of(with_final(0.9), half))
+    assert (row["seeds"], row["accuracy"], row["status"]) == (1, 0.9, "done")
+    assert "1 interrupted left out." in page(results_of(with_final(0.9), half))
+    (row,) = table(results_of(half))
+    assert (row["seeds"], row["status"]) == (1, "interrupted")
+    assert row["accuracy"] == half["evaluations"]["accuracy"][-1]
+
+
+def test_a_seed_run_twice_counts_once_and_no_round_says_nothing_about_bytes() -> None:
+    (row,) = table(results_of(with_final(0.8), with_final(0.9)))
+    assert (row["seeds"], row["accuracy"], row["spread"]) == (1, 0.9, None)
+    (row,) = table(SHAPES["one evaluation"])
+    assert row["bytes_up"] is row["times_fewer"] is None
+
+
+def test_what_would_carry_the_same_name_is_told_apart() -> None:
+    found = groups(results_of(made_up_run(step=0.1), made_up_run(step=0.01), made_up_run("sgd", step=0.5)))
+    assert [group.detail for group in found] == ["step 0.1", "step 0.01", ""]
+    assert found[0].panel == "mnist-10k · tuned recipe · step 0.1"
+    found = groups(results_of(made_up_run(mode=1), made_up_run(mode=1, batch_sizes=[64] * 30)))
+    assert [group.detail for group in found] == ["15 x 64", "30 x 64"]
+
+
+def test_curves_are_means_with_their_spread() -> None:
+    runs = [made_up_run(seed=s) for s in range(3)]
+    for run, a in zip(runs, (0.1, 0.2, 0.3), strict=True):
+        run["evaluations"] = {"round": [0, 50], "accuracy": [0.1, a], "loss": [2.3, None]}
+    curve = groups(results_of(*runs))[0].curve("accuracy")
+    assert curve.rounds == [0, 50]
+    assert [curve.low[1], curve.mean[1], curve.high[1]] == pytest.approx([0.1, 0.2, 0.3])
+    assert math.isnan(groups(results_of(*runs))[0].curve("loss").mean[1])
+
+
+def test_a_colour_per_mode_and_dashes_per_rule() -> None:
+    found = groups(made_up_comparison(seeds=1))
+    marks = marks_of(found)
+    assert list(map(marks.colour, found)) == [c for c in COLOURS[:4] for _ in range(3)]
+    assert len(set(marks.dashes.values())) == 3
+    alone = groups(made_up_comparison(modes=(4,), seeds=1))
+    assert len({marks_of(alone).colour(group) for group in alone}) == 3, "of one mode, colours tell the rules"
+
+
+def believed(*weights: float | None) -> str:
+    run = made_up_run(mode=None, batch_sizes=[4] * len(weights))
+    run["trust"] = {
+        "round": [1, 2],
+        "workers": range(len(weights)),
+        "weight": [[9.0] + [0.0] * (len(weights) - 1), weights],
+    }
+    return sentence(workers_of(run))
+
+
+def test_who_is_believed_in_words() -> None:
+    assert believed(0.0, 0.0) == believed(0.0, math.nan) == "No worker is believed: every weight is 0."
+    assert believed(1.0, 1.2) == "All are believed about alike: each has 45.5 % to 54.5 % of all say."
+    assert "worker 2 (batch 4); its say is 80.0 % of all, more than all others together" in believed(
+        0.5, 0.5, 4.0
+    )
+    assert "Worker 0 is taken to be wrong more often than right" in believed(-1.0, 2.0)
+    text = unescape(page(results_of(attacked())))
+    assert "Workers 0, 1 are taken to be wrong more often than right (p > 1/2)" in text
+    assert "Most believed: worker 14 (batch 904), overruled in 12.0 % of its votes" in text
+    assert 'class="opposed"' in text
+
+
+def test_of_many_workers_the_most_and_the_least_believed_are_shown() -> None:
+    text = page(SHAPES["many workers"])
+    assert text.count('aria-label="say of') == MOST_ROWS
+    assert f"{100 - MOST_ROWS} workers between these are not shown" in text
+    assert "worker 99 (batch 904)" in text
+
+
+def test_long_runs_keep_the_page_small() -> None:
+    run = made_up_run(rounds=10_000)
+    text = page(results_of(run))
+    assert len(text) < 400_000
+    assert f"round {run['trust']['round'][-1]}: " in text, "the last round is always shown"
+
+
+def test_the_page_says_what_was_sent_and_how_to_repeat_it() -> None:
+    text = unescape(page(made_up_comparison(seeds=1)))
+    assert "72,812 up, 72,812 down" in text
+    assert "2,328,104 each way" in text
+    assert "32.0 times fewer" in text
+    assert "signvote compare --task mnist-10k" in text
+    assert "signvote 0.1.0, torch 2.13.0, python 3.11.2" in text
+    assert '"batch_sizes": [4, 4, 4,' in text
+    full = {**made_up_run("sgd"), "bytes_up": [15 * 4 * N], "bytes_down": [15 * 4 * N]}
+    assert "the same</span>" in page(results_of(full))
+    assert page(SHAPES["bare"]).count("Not recorded.") == 2
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_of_results_gives_a_page_that_loads_nothing(name: str) -> None:
+    text = page(SHAPES[name])
+    assert not re.search(r"\$[a-z]", re.sub(r"<script.*?</script>", "", text, flags=re.S)), (
+        "a place left open"
+    )
+    assert re.findall(r"https?://[^\"'\s]*", text) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"<link|<img|<iframe|\ssrc=|@import|url\((?!#)", text)
+
+
+def test_text_from_results_never_becomes_markup() -> None:
+    evil = "\"'><script>alert(1)</script><!--"
+    run = made_up_run(evil, mode=None, task=evil, recipe=evil, attack=evil, split=evil, schedule=evil)
+    run["versions"] = {evil: evil}
+    run["seconds"] = {evil: 1.0}
+    other = made_up_run(evil, mode=None, task=evil, recipe=evil, attack=evil, split=evil, schedule="plain")
+    text = page({**results_of(run, other), "command": evil})
+    clean = page(results_of(made_up_run()))
+    for tag in ("<script", "</script"):
+        assert text.count(tag) == clean.count(tag)
+    assert "<!--" not in text
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert data is not None
+    assert evil in json.loads(data[1])["panels"][0]["title"]
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OFFLINE = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+WATCH = """<script>
+const errors = [];
+window.addEventListener("error", (event) => errors.push(event.message));
+window.addEventListener("securitypolicyviolation", (event) => errors.push(event.violatedDirective));
+const complain = console.error; console.error = (...all) => { errors.push(all.join(" ")); complain(...all); };
+</script>"""
+TRY = """<script>
+const seen = {};
+const one = (selector) => document.querySelector(selector);
+const curves = () => [...document.querySelectorAll("svg.plot g[data-series]")];
+const visible = () => curves().filter((curve) => getComputedStyle(curve).display !== "none").length;
+try {
+  seen.curves = curves().filter((curve) => curve.querySelector("polyline").getAttribute("points")).length;
+  seen.buttons = document.querySelectorAll(".legend button[data-series]").length;
+  const button = one(".legend button[data-series]"), id = button.dataset.series;
+  button.click();
+  seen.pressed = button.getAttribute("aria-pressed");
+  seen.hidden = getComputedStyle(one(`g[data-series="${id}"]`)).display;
+  seen.others = visible();
+  button.click();
+  seen.back = visible();
+  const box = one("svg.plot").getBoundingClientRect();
+  const at = { clientX: box.left + box.width * 0.6, clientY: box.top + 80 };
+  one("svg.plot").dispatchEvent(new PointerEvent("pointermove", at));
+  seen.tip = one(".tip").textContent;
+  seen.readable = one(".tip").getBoundingClientRect().width > 50;
+  one('.switch button[data-metric="loss"]').click();
+  seen.axis = one("svg.plot").textContent.includes("log scale");
+  seen.drawn = curves().length;
+  seen.nonsense = /\\bNaN\\b|\\bnan\\b|undefined/.test(one("main").innerHTML);
+} catch (error) { errors.push(String(error)); }
+const outcome = document.createElement("pre");
+outcome.id = "outcome";
+outcome.textContent = JSON.stringify({ ...seen, errors });
+document.body.append(outcome);
+</script>"""
+
+
+def tried_in_a_browser(results: Results, folder: Path) -> dict[str, Any]:
+    assert BROWSER is not None
+    text = page(results).replace("<head>", f"<head>{WATCH}", 1).replace("</body>", f"{TRY}</body>", 1)
+    (folder / "report.html").write_text(text, encoding="utf-8")
+    command = [BROWSER, *OFFLINE, f"--user-data-dir={folder / 'profile'}", "--window-size=1200,2200",
+               "--virtual-time-budget=2000", "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    outcome = re.search(r'<pre id="outcome">(.*?)</pre>', run.stdout, re.S)
+    assert outcome is not None, run.stderr
+    found: dict[str, Any] = json.loads(unescape(outcome[1]))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_page_works_in_a_browser(name: str, tmp_path: Path) -> None:
+    series = len(groups(SHAPES[name]))
+    seen = tried_in_a_browser(SHAPES[name], tmp_path)
+    assert seen.pop("errors") == []
+    assert "round " in seen.pop("tip")
+    assert seen == {
+        "curves": series, "buttons": series, "nonsense": False, "pressed": "false", "hidden": "none",
+        "others": series - 1, "back": series, "axis": True, "drawn": series, "readable": True,
+    }  # fmt: skip
