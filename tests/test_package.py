@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "signvote"
 LAYERS = [
     "errors",
+    "names",
     "kernels",
     "core",
     "checkpoint",
@@ -84,7 +85,7 @@ def test_import_is_light_and_compiles_nothing() -> None:
 
 
 def test_all_is_the_public_surface() -> None:
-    modules = {"core", "kernels", "errors", "tasks", "sim", "report", "bench", "cli"}
+    modules = {"names", "core", "kernels", "errors", "tasks", "sim", "report", "bench", "cli"}
     public = {name for name in vars(signvote) if not name.startswith("_")} - modules
     assert public == set(signvote.__all__)
     assert signvote.__all__ == sorted(

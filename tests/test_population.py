@@ -171,7 +171,7 @@ def test_attacks_start_and_count() -> None:
     ("text", "message"),
     [
         ("invrt:3", "there is no attack 'invrt'; did you mean 'invert'"),
-        ("qqq:3", r"there is no attack 'qqq'\. Attacks: invert"),
+        ("qqq:3", r"there is no attack 'qqq'\. All: invert"),
         ("invert", r"wanted NAME\[=STRENGTH\]:COUNT\[:START\]"),
         ("invert:x", "wanted NAME"),
         ("invert:16", r"COUNT in 0\.\.15"),

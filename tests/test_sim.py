@@ -349,7 +349,7 @@ def test_recipes() -> None:
     ("changes", "text"),
     [
         ({"rule": "pooledd"}, "there is no rule 'pooledd'; did you mean 'pooled'"),
-        ({"rule": "zz"}, r"there is no rule 'zz'\. Known: majority"),
+        ({"rule": "zz"}, r"there is no rule 'zz'\. All: majority"),
         ({"recipe": "papr"}, "there is no recipe 'papr'; did you mean 'paper'"),
         ({"mode": 2}, "give a mode or batch_sizes, not both"),
         ({"rounds": 0}, "rounds is 0; it must be 1 or more"),

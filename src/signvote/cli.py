@@ -192,7 +192,10 @@ class Fetch:
             if not self.verify:
                 with Progress(transient=True) as progress:
                     fetch(name, folder, progress=partial(_watch_file, progress, {}))
-            for file, state in verify(name, folder).items():
+            files = verify(name, folder)
+            if not files:
+                Console().print(f"{name} comes with signvote; there is nothing to fetch.")
+            for file, state in files.items():
                 Console().print(f"{folder / file}: {state}", soft_wrap=True)
 
 

@@ -13,7 +13,6 @@ up and given to `learn` once. So a server may vote in chunks, and shards on many
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
@@ -26,6 +25,7 @@ from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evi
 from signvote.core.vote import LARGEST, MAX_LLR, Votes, fixed_point, llr_weights, scaled
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, Planes, backend
+from signvote.names import check_name
 
 Per = Literal["worker", "tensor"]
 
@@ -255,10 +255,7 @@ def make_rule(name: str, layout: Layout, **options: object) -> Rule:
     >>> make_rule("pooled", Layout([("w", (4,))]), forgetting=0.98).name
     'pooled'
     """
-    if name not in RULES:
-        near = difflib.get_close_matches(name, RULES, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"there is no rule {name!r}{hint} Rules: {', '.join(RULES)}")
+    check_name("rule", name, RULES)
     known = list(inspect.signature(RULES[name]).parameters)[1:]
     unknown = set(options) - set(known)
     if unknown:

@@ -6,7 +6,6 @@ To add one, write a function and enter it in ATTACKS.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from signvote.core.vote import everywhere
 from signvote.errors import ConfigError
 from signvote.kernels import Planes, words_for
 from signvote.kernels.reference import coin_words, pack
+from signvote.names import check_name
 from signvote.sim.population import generator
 
 
@@ -78,10 +78,7 @@ def parse_attack(text: str | None, workers: int) -> Hostility | None:
         return None
     name, *numbers = text.split(":")
     name, _, strength = name.partition("=")
-    if name not in ATTACKS:
-        near = difflib.get_close_matches(name, ATTACKS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        raise ConfigError(f"there is no attack {name!r}{hint} Attacks: {', '.join(ATTACKS)}")
+    check_name("attack", name, ATTACKS)
     try:
         count, start = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 1
         force = float(strength or 0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from signvote.core.bits import Zeros, check_zeros
 from signvote.core.rules import RULES
 from signvote.errors import ConfigError
+from signvote.names import check_name
 from signvote.sim.attacks import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
 
@@ -50,8 +50,8 @@ class Config:
     options: dict[str, Any] = field(default_factory=dict)  # of the rule
 
     def __post_init__(self) -> None:
-        self._choose("rule", self.rule, (*RULES, *YARDSTICKS))
-        self._choose("recipe", self.recipe, tuple(RECIPES))
+        check_name("rule", self.rule, (*RULES, *YARDSTICKS))
+        check_name("recipe", self.recipe, RECIPES)
         for name, value in RECIPES[self.recipe].items():
             if getattr(self, name) is None:
                 value = SGD_STEP if (name, self.rule) == ("step", "sgd") else value
@@ -84,13 +84,6 @@ class Config:
         ):
             if not right:
                 raise ConfigError(f"{name} is {value}; it must be {wanted}")
-
-    @staticmethod
-    def _choose(what: str, value: str, known: tuple[str, ...]) -> None:
-        if value not in known:
-            near = difflib.get_close_matches(value, known, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise ConfigError(f"there is no {what} {value!r}{hint} Known: {', '.join(known)}")
 
     def step_at(self, round: int) -> float:
         """The step of a round, from 1: constant, or half a cosine from `step` to 0."""

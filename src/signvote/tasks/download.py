@@ -17,6 +17,7 @@ from typing import IO
 
 from signvote.checkpoint import write_atomically
 from signvote.errors import DataError
+from signvote.names import check_name
 from signvote.tasks.files import (
     CIFAR_FOLDER,
     CIFAR_IMAGES,
@@ -28,7 +29,6 @@ from signvote.tasks.files import (
     find,
     read_bytes,
 )
-from signvote.tasks.names import check_name
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0: not known)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from signvote.errors import ConfigError
-from signvote.tasks.names import check_name
+from signvote.names import check_name
 
 Shape = tuple[int, ...]
 
