@@ -76,8 +76,9 @@ def test_a_crash_at_any_byte_leaves_the_previous_file(
     for room in range(len(new)):
         with monkeypatch.context() as patch:
             patch.setattr("builtins.open", lambda name, mode, room=room: Full(opened(name, mode), room))
-            with pytest.raises(OSError, match="No space left"):
+            with pytest.raises(OSError, match="No space left") as error:
                 write_atomically(path, new)
+        assert error.value.filename == str(path)
         assert checkpoint.load(path) == {"version": "old"}
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:

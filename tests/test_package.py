@@ -156,6 +156,8 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
         (("train", "--batch-sizes", "9000"), "batch size of 9000"),
         (("train", "--workers", "0"), "workers is 0"),
         (("train", "--rounds", "1", "--out", "/proc/nowhere"), "/proc/nowhere"),
+        (("train", "--options", "warmup"), "option 'warmup' has no value; wanted KEY=VALUE"),
+        (("train", "--options", "per=layer"), "per is 'layer'; it must be 'worker' or 'tensor'"),
         (("compare", "--seeds"), "nothing to compare"),
         (("compare", "--jobs", "0"), "jobs is 0"),
         (("data", "mnits"), "did you mean 'mnist'"),

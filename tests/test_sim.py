@@ -284,6 +284,44 @@ def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
     assert 0 < result["rounds_done"] < 400
     state = checkpoint.load(tmp_path / "checkpoint.safetensors")
     assert state["round"] == result["rounds_done"]
+    again = launch(tmp_path)
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 2
+    assert "holds a run already; add --resume to go on" in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
+    """The whole process group gets the signal, as from a terminal."""
+    code = "from signvote.cli import main; main()"
+    arguments = [
+        "compare",
+        "--model",
+        "mlp",
+        "--rounds",
+        "150",
+        "--rules",
+        "majority",
+        "pooled",
+        "--modes",
+        "4",
+    ]
+    command = [sys.executable, "-c", code, *arguments, "--jobs", "2", "--out", str(tmp_path / "grid")]
+    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
+    process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
+    folders = tmp_path / "grid" / "runs"
+    wait_for(folders / name_of(Config(task="mnist-10k", rule="majority", mode=4)), process)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "the same command goes on" in out
+    results = json.loads((tmp_path / "grid" / "results.json").read_text())
+    assert any(run["status"] == "interrupted" for run in results["runs"])
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "not finished" not in finished.stdout
+    results = json.loads((tmp_path / "grid" / "results.json").read_text())
+    assert [run["rounds_done"] for run in results["runs"]] == [150, 150]
 
 
 @pytest.mark.slow

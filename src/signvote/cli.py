@@ -100,13 +100,20 @@ class Train(Common):
     """Where results go."""
     resume: bool = False
     """Go on from the checkpoint in --out."""
+    options: tuple[str, ...] = ()
+    """KEY=VALUE of the rule, such as forgetting=0.98, per=tensor, warmup=50."""
 
     def run(self) -> None:
         """Do it."""
-        config = self.config(rule=self.rule, mode=self.mode, seed=self.seed)
         from signvote.sim import Run, train
         from signvote.tasks import load_task
 
+        options = dict(_option(text) for text in self.options)
+        config = self.config(rule=self.rule, mode=self.mode, seed=self.seed, options=options)
+        if (self.out / "checkpoint.safetensors").exists() and not self.resume:
+            raise ConfigError(
+                f"{self.out} holds a run already; add --resume to go on, or choose another --out"
+            )
         task = load_task(config.task, self.data_dir, config.model)
         with _progress() as progress:
             bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
@@ -165,7 +172,8 @@ class Compare(Common):
             results = compare(
                 configs, self.out, command=_command(), data_dir=self.data_dir, jobs=self.jobs, watch=watch
             )
-        _show(results, self.out)
+        if results["runs"]:
+            _show(results, self.out)
         left = len(configs) - sum(run["status"] == "done" for run in results["runs"])
         if left:
             Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
@@ -256,6 +264,17 @@ def main() -> None:
         _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """KEY=VALUE, the value as JSON if it is any, else as text."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"option {text!r} has no value; wanted KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
 
 
 def _fail(sentence: str) -> None:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from signvote.errors import ConfigError
 from signvote.sim.config import Config
-from signvote.sim.run import FORMAT, Run, train
+from signvote.sim.run import FORMAT, Run, interruptible, train
 from signvote.tasks import load_task
 
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
@@ -51,10 +52,10 @@ def compare(
             watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
     with _pool(min(jobs or os.cpu_count() or 1, max(1, len(todo)))) as (pool, news, stop):
         futures = {i: pool.submit(_one, i, configs[i], folders[i], data_dir, news, stop) for i in todo}
-        try:
-            _follow(list(futures.values()), news, watch)
-        except KeyboardInterrupt:
-            stop.set()
+        with interruptible() as stopped:
+            _follow(list(futures.values()), news, watch, stopped)
+            if stopped.is_set():
+                stop.set()
         for i, future in futures.items():
             finished[i] = future.result()
     return {"format": FORMAT, "command": command, "runs": [r for r in finished if r is not None]}
@@ -100,9 +101,9 @@ def _one(
     return train(config, load_task(config.task, data_dir, config.model), folder, resume=True, watch=watch)
 
 
-def _follow(futures: list[Future[Any]], news: Any, watch: Watch) -> None:
-    """Pass news on until all runs have ended; a run that failed ends it at once."""
-    while True:
+def _follow(futures: list[Future[Any]], news: Any, watch: Watch, stopped: Event) -> None:
+    """Pass news on until all runs have ended, or Ctrl-C; a run that failed ends it at once."""
+    while not stopped.is_set():
         ended = all(future.done() for future in futures)
         try:
             while True:

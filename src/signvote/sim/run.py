@@ -252,7 +252,7 @@ def train(
         if resume and path.exists():
             run.load_state_dict(checkpoint.load(path))
         saved = time.monotonic()
-        with _interruptible() as stopped:
+        with interruptible() as stopped:
             while run.round < config.rounds and not stopped.is_set():
                 run.step()
                 if watch(run):
@@ -269,7 +269,7 @@ def train(
 
 
 @contextmanager
-def _interruptible() -> Iterator[threading.Event]:
+def interruptible() -> Iterator[threading.Event]:
     """An event that Ctrl-C sets, so that a round is never cut in half; a second Ctrl-C raises."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
