@@ -321,7 +321,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "not finished" not in finished.stdout
     results = json.loads((tmp_path / "grid" / "results.json").read_text())
-    assert [run["rounds_done"] for run in results["runs"]] == [150, 150]
+    assert [run["rounds_done"] for run in results["runs"]] == [250, 250]
 
 
 @pytest.mark.slow
@@ -354,11 +354,9 @@ def test_compare_runs_the_grid_and_skips_what_is_done(digits: Task, tmp_path: Pa
     alone = train(configs[2], digits, tmp_path / "alone")
     assert results["runs"][2]["evaluations"] == alone["evaluations"], "a process of its own changes nothing"
     made = {f: os.path.getmtime(f) for f in tmp_path.rglob("result.json")}
-    start = time.monotonic()
     again = compare(configs, tmp_path, command="test", jobs=2)
     assert again["runs"] == results["runs"]
     assert {f: os.path.getmtime(f) for f in tmp_path.rglob("result.json")} == made
-    assert time.monotonic() - start < 30
     with pytest.raises(ConfigError, match="holds another run: rounds is 4 there and 5 here"):
         compare([small("majority", rounds=5)], tmp_path)
     assert len({name_of(c) for c in configs}) == 4

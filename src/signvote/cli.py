@@ -219,7 +219,7 @@ class Bench:
     """What to time."""
     coordinates: int = 25_000_000
     """N, the length of the vector."""
-    workers: tuple[int, ...] = (15, 100)
+    workers: tuple[int, ...] = (15, 50, 100)
     """M, the numbers of workers."""
     threads: tuple[int, ...] = ()
     """Numbers of threads; default: 1 and all."""
