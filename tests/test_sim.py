@@ -299,7 +299,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
         "--model",
         "mlp",
         "--rounds",
-        "150",
+        "250",
         "--rules",
         "majority",
         "pooled",
