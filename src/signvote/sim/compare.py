@@ -50,14 +50,15 @@ def compare(
     for i, result in enumerate(finished):
         if result is not None:
             watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
-    with _pool(min(jobs or os.cpu_count() or 1, max(1, len(todo)))) as (pool, news, stop):
-        futures = {i: pool.submit(_one, i, configs[i], folders[i], data_dir, news, stop) for i in todo}
-        with interruptible() as stopped:
-            _follow(list(futures.values()), news, watch, stopped)
-            if stopped.is_set():
-                stop.set()
-        for i, future in futures.items():
-            finished[i] = future.result()
+    if todo:
+        with _pool(min(jobs or os.cpu_count() or 1, len(todo))) as (pool, news, stop):
+            futures = {i: pool.submit(_one, i, configs[i], folders[i], data_dir, news, stop) for i in todo}
+            with interruptible() as stopped:
+                _follow(list(futures.values()), news, watch, stopped)
+                if stopped.is_set():
+                    stop.set()
+            for i, future in futures.items():
+                finished[i] = future.result()
     return {"format": FORMAT, "command": command, "runs": [r for r in finished if r is not None]}
 
 
