@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from signvote import checkpoint
+from signvote import __version__, checkpoint
 from signvote.checkpoint import write_atomically
 from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER, unpack_signs
@@ -179,7 +179,7 @@ class Run:
             "format": FORMAT,
             "config": self.config.as_dict(),
             "versions": {
-                "signvote": _version(),
+                "signvote": __version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
@@ -243,12 +243,12 @@ def train(
         watch: called after every round; the run stops if it says True.
 
     """
-    out.mkdir(parents=True, exist_ok=True)
     path = out / "checkpoint.safetensors"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # see gradients.py
     try:
         run = Run(config, task)
+        out.mkdir(parents=True, exist_ok=True)
         if resume and path.exists():
             run.load_state_dict(checkpoint.load(path))
         saved = time.monotonic()
@@ -292,9 +292,3 @@ def _sign_error(decision: Tensor, truth: Tensor) -> float:
     """Share of the decided signs that differ from the true gradient's, where both have one."""
     both = (decision != 0) & (truth != 0)
     return float(((decision != torch.sign(truth)) & both).sum() / both.sum().clamp_min(1))
-
-
-def _version() -> str:
-    from signvote import __version__
-
-    return __version__
