@@ -27,6 +27,7 @@ from signvote.kernels import Coin, Planes, backend, words_for
 
 TARGETS = {"pack": 1.0, "majority": 1.2, "pooled": 2.5, "it-signsgd": 20.0}  # at M = 15, one thread
 ROUNDS = 3000  # how long the workers of the it-signsgd case have been counted
+WARM_UP_SECONDS = 0.3
 TEXTBOOK_COORDINATES = 1_000_000  # the textbook way needs 8 bytes per vote and more: time a part
 
 
@@ -112,15 +113,20 @@ def _time_case(n: int, m: int, threads: int, repeats: int) -> list[Timing]:
 
 
 def _fastest(works: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of the fastest run of each, taken in turns after one to warm up."""
+    """Seconds of the fastest run of each, taken in turns once warm."""
     times: list[list[float]] = [[] for _ in works]
-    for _ in range(repeats + 1):
+    warm = time.perf_counter() + WARM_UP_SECONDS
+    for work in works:
+        work()
+    while time.perf_counter() < warm:
+        works[0]()
+    for _ in range(repeats):
         for work, its_times in zip(works, times, strict=True):
             time.sleep(0.01)  # torch's threads spin for a while after work of their own
             start = time.perf_counter()
             work()
             its_times.append(time.perf_counter() - start)
-    return [min(its_times[1:]) for its_times in times]
+    return [min(its_times) for its_times in times]
 
 
 def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
