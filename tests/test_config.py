@@ -1,0 +1,54 @@
+"""The configuration of a run: recipes, ranges, modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from signvote import ConfigError
+from signvote.sim import Config
+from tests.test_sim import small
+
+
+def test_recipes() -> None:
+    paper, tuned = small(recipe="paper"), small(recipe="tuned")
+    assert (paper.step, paper.momentum, paper.schedule, paper.zeros) == (1e-3, 0.0, "constant", "abstain")
+    assert (tuned.step, tuned.momentum, tuned.schedule, tuned.zeros) == (1e-3, 0.9, "cosine", "coin")
+    assert small(recipe="paper", step=0.5).step == 0.5
+    assert small("sgd").step == 0.1
+    assert [paper.step_at(t) for t in (1, 12)] == [1e-3, 1e-3]
+    assert tuned.step_at(1) == 1e-3
+    assert 0 < tuned.step_at(12) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rule": "pooledd"}, "there is no rule 'pooledd'; did you mean 'pooled'"),
+        ({"rule": "zz"}, r"there is no rule 'zz'\. All: majority"),
+        ({"recipe": "papr"}, "there is no recipe 'papr'; did you mean 'paper'"),
+        ({"mode": 2}, "give a mode or batch_sizes, not both"),
+        ({"rounds": 0}, "rounds is 0; it must be 1 or more"),
+        ({"seed": -1}, "seed is -1"),
+        ({"step": 0.0}, "step is 0.0; it must be above 0"),
+        ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"miss": 1.5}, "miss is 1.5"),
+        ({"evaluate_every": 0}, "evaluate_every is 0"),
+        ({"test_batch": 0}, "test_batch is 0"),
+        ({"schedule": "linear"}, "schedule is linear"),
+        ({"zeros": "up"}, "zeros is 'up'"),
+        ({"attack": "bribe:1"}, "there is no attack 'bribe'"),
+        ({"absent": ("7:1",)}, "absent is '7:1'"),
+    ],
+)
+def test_settings_out_of_range(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        small(**changes)
+
+
+def test_a_mode_is_kept_and_fills_the_batch_sizes() -> None:
+    config = Config(task="mnist-10k", rule="pooled", mode=4)
+    assert config.batch_sizes == (4,) * 14 + (904,)
+    assert Config(task="mnist-10k", rule="pooled").mode == 1
+    assert Config.from_dict(config.as_dict()) == config
