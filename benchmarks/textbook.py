@@ -49,7 +49,7 @@ class Textbook:
         model, indices = self.models[m], self.sampler.batch(m, self.t)
         model.train()
         model.zero_grad(set_to_none=True)
-        draws = generator(self.config.seed, 6, self.t + 1, m, 1)
+        draws = self.task.draw(len(indices), generator(self.config.seed, 6, self.t + 1, m, 1))
         inputs = self.task.prepare(self.task.train.inputs[indices], draws)
         self.task.loss(model(inputs), self.task.train.labels[indices]).backward()  # type: ignore[no-untyped-call]
         return torch.cat([torch.sign(p.grad).flatten() for p in model.parameters() if p.grad is not None])

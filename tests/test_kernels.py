@@ -256,5 +256,7 @@ def test_the_device_chooses_and_the_environment_overrides(monkeypatch: pytest.Mo
     monkeypatch.setenv("SIGNVOTE_KERNELS", "reference")
     assert backend("cpu") is reference
     monkeypatch.setenv("SIGNVOTE_KERNELS", "fast")
-    with pytest.raises(ConfigError, match="SIGNVOTE_KERNELS is 'fast'; it must be one of cpu, reference"):
+    with pytest.raises(
+        ConfigError, match="SIGNVOTE_KERNELS is 'fast'; it must be one of cpu, cuda, reference"
+    ):
         backend("cpu")

@@ -17,8 +17,8 @@ from benchmarks.textbook import Textbook
 from torch import nn
 
 from signvote import ConfigError, StateError, checkpoint
-from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
+from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
 from signvote.sim.compare import compare, name_of
 from signvote.sim.gradients import Gradients, evaluate
@@ -132,15 +132,13 @@ def test_the_textbook_agrees_on_every_decision(digits: Task) -> None:
         "it-signsgd", recipe="paper", batch_sizes=(4, 4, 4, 16, 64), rounds=150, evaluate_every=999
     )
     run, book = Run(config, digits), Textbook(config, digits)
-    decisions: list[bytes] = []
+    decisions: list[Planes] = []
     apply = run._apply
-    run._apply = lambda t, message: (decisions.append(message), apply(t, message))  # type: ignore[method-assign, assignment, func-returns-value]
+    run._apply = lambda t, planes: (decisions.append(planes), apply(t, planes))  # type: ignore[method-assign, assignment, func-returns-value]
     for _ in range(150):
         run.step()
-        ours = parse(decisions[-1], layout=run.layout, run=0, round=run.round)
-        assert torch.equal(unpack_signs(ours.planes(), run.layout.size), book.round().to(torch.int8)), (
-            run.round
-        )
+        ours = unpack_signs(decisions[-1], run.layout.size)
+        assert torch.equal(ours, book.round().to(torch.int8)), run.round
     for model in book.models:
         assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), model.parameters(), strict=True))
 
@@ -330,9 +328,9 @@ def test_a_killed_process_loses_only_what_came_after_the_last_checkpoint(
 ) -> None:
     """Killed right after a checkpoint was written mid-run; the rest is as if nothing had happened."""
     config = small(rounds=30)
-    monkeypatch.setattr("signvote.sim.run.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    monkeypatch.setattr("signvote.sim.loop.SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     code = (
-        "import os, signvote.sim.run as r; r.SECONDS_BETWEEN_CHECKPOINTS = 0.0\n"
+        "import os, signvote.sim.loop as r; r.SECONDS_BETWEEN_CHECKPOINTS = 0.0\n"
         "from pathlib import Path; from signvote.sim import Config, train; from signvote.tasks import load_task\n"
         f"config = Config.from_dict({config.as_dict()!r})\n"
         "die = lambda run: os.kill(os.getpid(), 9) if run.round == 20 else None\n"

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from signvote.errors import ConfigError
 from signvote.tasks import MODELS, Data, Task, load_task
-from signvote.tasks.augment import crop_and_flip
+from signvote.tasks.augment import Augment, crop_and_flip
 
 CIFAR_BYTES = 10_000 * 3073
 LABELS = torch.arange(7) % 3
@@ -42,7 +42,7 @@ def test_a_users_own_task_takes_a_few_lines() -> None:
     model = task.model()
     first = task.loss(model(task.prepare(data.inputs)), data.labels)
     for _ in range(50):
-        loss = task.loss(model(task.prepare(data.inputs, torch.Generator())), data.labels)
+        loss = task.loss(model(task.prepare(data.inputs)), data.labels)
         for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             p.data -= 0.5 * g
     assert len(task.train) == 200
@@ -111,10 +111,12 @@ def test_other_inputs_are_used_as_they_are(inputs: Tensor) -> None:
 
 
 def test_only_training_augments() -> None:
-    task = tiny_task(augment=lambda inputs, generator: torch.zeros_like(inputs))
-    inputs = images(7, 2, 4, 4)
+    black = Augment(lambda n, _: torch.zeros(1, n), lambda inputs, _: torch.zeros_like(inputs))
+    task, inputs = tiny_task(augment=black), images(7, 2, 4, 4)
+    draws = task.draw(7, torch.Generator())
     assert torch.equal(task.prepare(inputs), tiny_task().prepare(inputs))
-    assert torch.equal(task.prepare(inputs, torch.Generator()), task.prepare(torch.zeros_like(inputs)))
+    assert torch.equal(task.prepare(inputs, draws), task.prepare(torch.zeros_like(inputs)))
+    assert tiny_task().draw(7, torch.Generator()) is None
 
 
 def test_the_loss_is_the_mean_cross_entropy() -> None:
@@ -124,6 +126,11 @@ def test_the_loss_is_the_mean_cross_entropy() -> None:
 
 
 # augmentation
+
+
+def changed(images: Tensor, seed: int) -> Tensor:
+    draws = crop_and_flip.draw(len(images), torch.Generator().manual_seed(seed))
+    return crop_and_flip.change(images, draws)
 
 
 def windows(image: Tensor) -> list[Tensor]:
@@ -136,7 +143,7 @@ def windows(image: Tensor) -> list[Tensor]:
 
 def test_augmented_images_are_windows_of_the_padded_one() -> None:
     batch = images(40, 3, 8, 6)
-    out = crop_and_flip(batch, torch.Generator().manual_seed(1))
+    out = changed(batch, 1)
     assert out.shape == batch.shape
     assert out.dtype == torch.uint8
     seen = [
@@ -151,7 +158,7 @@ def test_every_window_is_as_likely() -> None:
     n = 81 * 400
     batch = torch.zeros(n, 1, 9, 9, dtype=torch.uint8)
     batch[:, :, 4, 4] = 1
-    out = crop_and_flip(batch, torch.Generator().manual_seed(2))
+    out = changed(batch, 2)
     counts = out.sum((0, 1), dtype=torch.int64)
     assert int(counts.sum()) == n
     assert int((counts - 400).abs().max()) < 5 * 20  # five standard deviations
@@ -159,7 +166,7 @@ def test_every_window_is_as_likely() -> None:
 
 def test_augmentation_depends_on_the_generator_only() -> None:
     batch = images(10, 3, 32, 32)
-    one, again, other = (crop_and_flip(batch, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
+    one, again, other = (changed(batch, s) for s in (1, 1, 2))
     torch.manual_seed(5)
     assert torch.equal(one, again)
     assert not torch.equal(one, other)

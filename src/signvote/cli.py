@@ -11,23 +11,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from tyro.conf import Positional, subcommand
 
 from signvote import __version__
 from signvote.errors import ConfigError, SignVoteError
+
+if TYPE_CHECKING:
+    from signvote.sim import Config
+    from signvote.sim.machine import Machine
 
 Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 DataDir = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
+class Where:
+    """What to compute on, and with what data: shared by `train`, `compare` and `study`."""
+
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, or one of several GPUs as cuda:1."""
+    precision: Literal["float32", "tf32", "bf16"] = "tf32"
+    """How a GPU multiplies; results say it. float32 is exact and slowest; a CPU always does that."""
+    data_dir: DataDir = None
+    """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+
+    def machine(self) -> Machine:
+        """Checked here: a device that is missing is better said at once."""
+        from signvote.sim.machine import Machine
+
+        return Machine(device=self.device, precision=self.precision)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common(Where):
     """What `train` and `compare` share."""
 
     task: str = "mnist-10k"
@@ -66,12 +87,8 @@ class Common:
     """Samples per test batch; matters for batch norm without running statistics."""
     sign_error: bool = False
     """Also compare decisions with the gradient of all training data (slow)."""
-    device: Literal["cpu"] = "cpu"
-    """Where to compute."""
-    data_dir: DataDir = None
-    """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
 
-    def config(self, **run: Any) -> Any:
+    def config(self, **run: Any) -> Config:
         """The configuration of one run."""
         from signvote.sim import Config
 
@@ -114,6 +131,7 @@ class Train(Common):
             raise ConfigError(
                 f"{self.out} holds a run already; add --resume to go on, or choose another --out"
             )
+        machine = self.machine()
         task = load_task(config.task, self.data_dir, config.model)
         with _progress() as progress:
             bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
@@ -122,7 +140,7 @@ class Train(Common):
                 accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
                 progress.update(bar, completed=run.round, accuracy=accuracy)
 
-            result = train(config, task, self.out, resume=self.resume, watch=watch)
+            result = train(config, task, self.out, resume=self.resume, watch=watch, machine=machine)
         _show({"format": 1, "command": _command(), "runs": [result]}, self.out)
         if result["status"] == "interrupted":
             Console().print(f"Stopped after round {result['rounds_done']}; go on with --resume.")
@@ -132,7 +150,7 @@ class Train(Common):
 class Compare(Common):
     """The paper's figure: rules x batch modes x seeds.
 
-    Writes results.json, figure.png, figure.svg and report.html into --out. What is done already is
+    Writes results.json, results.md, figure.png, figure.svg and report.html into --out. What is done already is
     skipped, so an interrupted comparison goes on where it was.
     """
 
@@ -145,38 +163,57 @@ class Compare(Common):
     out: Out = Path("runs/compare")
     """Where results go."""
     jobs: int | None = None
-    """Runs at a time; default: one per core."""
+    """Runs at a time; default: one per core, on a GPU one."""
 
     def run(self) -> None:
         """Do it."""
-        from signvote.sim.compare import compare, name_of
-        from signvote.tasks import load_task
+        from signvote.sim.compare import name_of
 
         if not (self.rules and self.seeds and (self.modes or self.batch_sizes)):
             raise ConfigError("nothing to compare: give at least one rule, one mode and one seed")
-        if self.jobs is not None and self.jobs < 1:
-            raise ConfigError(f"jobs is {self.jobs}; it must be 1 or more")
         modes = (None,) if self.batch_sizes else self.modes
         configs = [
             self.config(rule=rule, mode=mode, seed=seed)
             for mode in modes for seed in self.seeds for rule in self.rules
         ]  # fmt: skip
-        load_task(self.task, self.data_dir, self.model)  # what is missing is better said at once
-        self.out.mkdir(parents=True, exist_ok=True)
-        with _progress() as progress:
-            bars = [progress.add_task(name_of(c), total=c.rounds, accuracy="") for c in configs]
+        _run_all({name_of(c): c for c in configs}, self.out, _command(), self.jobs, self)
 
-            def watch(number: int, round: int, accuracy: float) -> None:
-                progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}")
 
-            results = compare(
-                configs, self.out, command=_command(), data_dir=self.data_dir, jobs=self.jobs, watch=watch
-            )
-        if results["runs"]:
-            _show(results, self.out)
-        left = len(configs) - sum(run["status"] == "done" for run in results["runs"])
-        if left:
-            Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
+@dataclass(frozen=True, kw_only=True)
+class Study(Where):
+    """Run what a TOML file lists: one command repeats a published result.
+
+    Writes results.json, results.md, figure.png, figure.svg and report.html into --out. A run that
+    results.json holds is not run again, here or on another machine; --seeds adds to them.
+    """
+
+    file: Positional[Path]
+    """The study, such as paper/fig1-mnist.toml; docs/simulate.md says what is in it."""
+    out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Where results go; default: the folder of the file's name beside it."""
+    seeds: tuple[int, ...] = ()
+    """Instead of the file's."""
+    only: str | None = None
+    """Only the runs with this text in their name, such as pooled or mode4."""
+    jobs: int | None = None
+    """Runs at a time; default: one per core, on a GPU one."""
+
+    def run(self) -> None:
+        """Do it."""
+        from signvote.sim.study import read_study
+
+        every = read_study(self.file, self.seeds)
+        runs = {name: config for name, config in every.items() if (self.only or "") in name}
+        if not runs:
+            raise ConfigError(f"no run has {self.only!r} in its name; a name is {next(iter(every))!r}")
+        _run_all(runs, self.out or self.file.with_suffix(""), self._command(), self.jobs, self)
+
+    def _command(self) -> str:
+        """What repeats it elsewhere: without the folders of this machine."""
+        seeds = ["--seeds", *map(str, self.seeds)] if self.seeds else []
+        only = ["--only", self.only] if self.only else []
+        where = [] if self.device == "cpu" else ["--device", self.device, "--precision", self.precision]
+        return shlex.join(["signvote", "study", str(self.file), *seeds, *only, *where])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +284,7 @@ class Version:
 Command = (
     Annotated[Compare, subcommand("compare")]
     | Annotated[Train, subcommand("train")]
+    | Annotated[Study, subcommand("study")]
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Fetch, subcommand("data")]
     | Annotated[Version, subcommand("version")]
@@ -294,6 +332,38 @@ def _progress() -> Iterator[Progress]:
         yield progress
 
 
+def _run_all(runs: dict[str, Config], out: Path, command: str, jobs: int | None, where: Where) -> None:
+    """Run what is not done yet, showing what is under way, then write and print the results of all."""
+    from signvote.sim.compare import compare, identity, identity_of
+    from signvote.tasks import load_task
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
+    machine, configs = where.machine(), list(runs.values())
+    for task, model in dict.fromkeys((c.task, c.model) for c in configs):
+        load_task(task, where.data_dir, model)  # what is missing is better said at once
+    out.mkdir(parents=True, exist_ok=True)
+    with _progress() as progress:
+        whole = progress.add_task("all runs", total=sum(c.rounds for c in configs), accuracy="")
+        bars = [progress.add_task(n, total=c.rounds, accuracy="", visible=False) for n, c in runs.items()]
+
+        def watch(number: int, round: int, accuracy: float) -> None:
+            under_way = round < configs[number].rounds
+            progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}", visible=under_way)
+            progress.update(whole, completed=sum(t.completed for t in progress.tasks if t.id != whole))
+
+        results = compare(
+            configs, out, names=list(runs), command=command, data_dir=where.data_dir, machine=machine,
+            jobs=jobs, watch=watch,
+        )  # fmt: skip
+    if results["runs"]:
+        _show(results, out)
+    done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
+    left = sum(identity(config) not in done for config in configs)
+    if left:
+        Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
+
+
 def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: int, total: int) -> None:
     if file not in bars:
         bars[file] = progress.add_task(file)
@@ -303,28 +373,9 @@ def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: in
 def _show(results: dict[str, Any], out: Path) -> None:
     """Write what people look at, and print the table."""
     from signvote import report
-    from signvote.checkpoint import write_atomically
+    from signvote.report import terminal
 
-    write_atomically(out / "results.json", json.dumps(results).encode())
-    report.figure(results, out / "figure.png")
-    report.figure(results, out / "figure.svg")
-    write_atomically(out / "report.html", report.page(results).encode())
+    report.write(results, out)
     console = Console()
-    console.print(_table(report.table(results)))
+    console.print(terminal.table_of(report.table(results)))
     console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    """Final accuracy by rule and batches; other settings only where they differ between rows."""
-    settings = ("task", "recipe", "attack", "split", "detail", "status")
-    varying = [k for k in settings if len({row[k] for row in rows}) > 1]
-    table = Table(title="Test accuracy at the end")
-    for name in (*varying, "batches", "rule", "accuracy", "seeds", "bytes a vote", "fewer than float32"):
-        table.add_column(name, justify="left" if name in (*varying, "batches", "rule") else "right")
-    for row in rows:
-        accuracy = f"{row['accuracy']:.1%}" + (f" ± {row['spread']:.1%}" if row["seeds"] > 1 else "")
-        sizes = f"{row['bytes_up']:,.0f}", f"{row['times_fewer']:.1f} x"
-        table.add_row(
-            *(str(row[k]) for k in varying), row["batches"], row["rule"], accuracy, str(row["seeds"]), *sizes
-        )
-    return table

@@ -59,7 +59,7 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
+def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool | Tensor]:
     """Signs of a float tensor of any shape and stride, and whether all of it is finite.
 
     Args:

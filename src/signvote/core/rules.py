@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -24,7 +25,7 @@ from signvote.core.layout import Layout
 from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State, Trust
 from signvote.core.vote import LARGEST, MAX_LLR, Votes, fixed_point, llr_weights, scaled
 from signvote.errors import ConfigError, StateError
-from signvote.kernels import WORD, Coin, Planes, backend
+from signvote.kernels import WORD, Coin, Planes, backend, upload
 from signvote.names import check_name
 
 Per = Literal["worker", "tensor"]
@@ -93,15 +94,19 @@ class WeightedRule(Rule):
         self.groups = [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        kernels, weights = backend(votes.planes.signs.device), self.weights(votes)
-        mismatches = torch.zeros(len(votes.workers), len(self.groups), dtype=torch.int64)
-        cast = torch.zeros_like(mismatches)
+        device = votes.planes.signs.device
+        kernels, weights = backend(device), self.weights(votes)
+        if votes.present is not None:
+            weights = upload(weights, device) * votes.present[:, None]
+        counts = torch.zeros(2, len(votes.workers), len(self.groups), dtype=torch.int64, device=device)
         for g, (start, stop) in enumerate(self.groups):
             span = max(0, start - votes.first), min(votes.n, stop - votes.first)
             if span[0] < span[1]:
-                counts = kernels.vote_(out, votes.planes, weights[:, g], coin, span)
-                mismatches[:, g], cast[:, g] = (c.cpu() for c in counts)
-        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast)
+                seen = kernels.vote_(out, votes.planes, weights[:, g].contiguous(), coin, span)
+                counts[0, :, g], counts[1, :, g] = seen
+        if votes.present is not None:
+            counts *= votes.present[:, None]
+        return Evidence(workers=votes.workers, mismatches=counts[0], cast=counts[1], present=votes.present)
 
 
 class Majority(WeightedRule):
@@ -181,10 +186,7 @@ class Agreement(WeightedRule):
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         seen = super().vote(out, votes, coin)
         pairs = backend(votes.planes.signs.device).disagreements(votes.planes, votes.n)
-        return Evidence(
-            workers=seen.workers, mismatches=seen.mismatches, cast=seen.cast,
-            differ=pairs[0].cpu(), common=pairs[1].cpu(),
-        )  # fmt: skip
+        return replace(seen, differ=pairs[0], common=pairs[1])
 
 
 class ItSignSGD(Rule):
@@ -225,19 +227,22 @@ class ItSignSGD(Rule):
                 f"votes on coordinates {votes.first} to {votes.first + votes.n} do not fit"
                 f" shard {self.shard}; they must lie inside and start a multiple of {WORD} after its start"
             )
-        self.trust.admit(votes.workers)
+        device = votes.planes.signs.device
+        self.trust.admit(votes.workers, device)
         weights = self.trust.weights(votes.workers, first // WORD, votes.planes.signs.shape[1])
-        mismatches, cast = backend(votes.planes.signs.device).vote_by_coordinate_(
-            out, votes.planes, weights, coin, votes.n
-        )
-        return Evidence(workers=votes.workers, mismatches=mismatches[:, None], cast=cast[:, None])
+        if votes.present is not None:
+            weights = weights._replace(slots=torch.where(votes.present, weights.slots, -1))
+        counts = backend(device).vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
+        mismatches, cast = (c[:, None] for c in counts)
+        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast, present=votes.present)
 
     def weights(self, votes: Votes) -> Tensor:
         """Weights at each coordinate of the votes, (workers, n): for looking at, not for deciding."""
-        self.trust.admit(votes.workers)
+        self.trust.admit(votes.workers, votes.planes.signs.device)
         first, n = votes.first - self.shard[0], votes.n
         known = self.trust.weights(votes.workers, 0, self.trust.counters.shape[0])
-        halves = known.counters[:, known.slots].transpose(0, 1).flatten(1)[:, first : first + n].int()
+        bits = known.counters.view(torch.int16)[:, known.slots].transpose(0, 1).flatten(1)
+        halves = bits[:, first : first + n].int() & 0xFFFF
         return known.tables[known.table_of[:, None], known.sizes[:, None] + halves]
 
     def identity(self) -> State:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from signvote.core.ballot import REASONS, Ballot, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
@@ -78,7 +78,8 @@ class Server:
         self.layout, self.run, self.zeros = layout, run, zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
         self.last_round: int | None = None
-        self.report = RoundReport(round=0)
+        self._report = RoundReport(round=0)
+        self._arriving: tuple[RoundReport, Callable[[], Evidence]] | None = None
         self.refusals: Counter[tuple[int, str]] = Counter()
 
     def decide(self, round: int, ballots: Ballots) -> bytes:
@@ -90,27 +91,59 @@ class Server:
                 of two ballots by one worker the first counts.
 
         """
-        check_number("round", round)
-        if self.last_round is not None and round <= self.last_round:
-            raise ConfigError(f"round {round} cannot be decided after round {self.last_round}")
+        self._open(round)
         admitted, refused = self._admit(round, ballots)
         voters = [b for b in admitted if not b.reason]
         coin = coin_for(self.zeros, self.run, round)
         decision, evidence = self._vote(voters, coin)
-        if voters:
-            self.rule.learn(evidence)
-        self.last_round = round
         self.refusals.update((r.worker, r.reason) for r in refused)
-        shares = evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)
-        self.report = RoundReport(
+        report = RoundReport(
             round=round,
-            voters=evidence.workers,
             abstained={b.worker: REASONS[b.reason] for b in admitted if b.reason},
             refused=tuple(refused),
-            disagreement=dict(zip(evidence.workers, shares.tolist(), strict=True)),
         )
+        self._close(report, lambda: evidence)
+        self.settle()
         signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
         return signed.to_bytes()
+
+    def decide_planes(self, round: int, votes: Votes) -> Planes:
+        """Decide one round from votes that lie stacked on a device, sorted by worker; do not wait for it.
+
+        What the round shows is taken in when it has arrived: by `settle`, at the latest before the next.
+        """
+        self._open(round)
+        coin = coin_for(self.zeros, self.run, round)
+        decision = empty_decision(votes.n, coin, votes.planes.signs.device)
+        evidence = self.rule.vote(decision, votes, coin)
+        self._close(RoundReport(round=round), evidence.sent())
+        return decision
+
+    def settle(self) -> None:
+        """Take in what the last round showed."""
+        if self._arriving is not None:
+            report, arrive = self._arriving
+            evidence, self._arriving = arrive(), None
+            if evidence.workers:
+                self.rule.learn(evidence)
+            shares = evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)
+            overruled = dict(zip(evidence.workers, shares.tolist(), strict=True))
+            self._report = replace(report, voters=evidence.workers, disagreement=overruled)
+
+    @property
+    def report(self) -> RoundReport:
+        """What happened in the last round."""
+        self.settle()
+        return self._report
+
+    def _open(self, round: int) -> None:
+        check_number("round", round)
+        if self.last_round is not None and round <= self.last_round:
+            raise ConfigError(f"round {round} cannot be decided after round {self.last_round}")
+        self.settle()
+
+    def _close(self, report: RoundReport, arrive: Callable[[], Evidence]) -> None:
+        self.last_round, self._arriving = report.round, (report, arrive)
 
     def _admit(self, round: int, ballots: Ballots) -> tuple[list[Ballot], list[Refusal]]:
         """Parse what came, sorted by worker id so that the order of arrival changes nothing."""
@@ -144,10 +177,12 @@ class Server:
 
     def forget(self, worker: int) -> None:
         """Drop what is known of a worker that left for good."""
+        self.settle()
         self.rule.forget(worker)
 
     def state_dict(self) -> State:
         """Everything needed to go on: tensors, numbers, strings and lists; never objects."""
+        self.settle()
         return {
             "kind": "server",
             "version": VERSION,
@@ -161,6 +196,7 @@ class Server:
     def load_state_dict(self, state: State) -> None:
         """Go on from a state: the next decision is the one the saved server would have made."""
         check_state(state, kind="server", version=VERSION, run=self.run, zeros=self.zeros)
+        self._arriving = None
         self.rule.load_state_dict(state["rule"])
         self.last_round = state["last_round"]
         self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})

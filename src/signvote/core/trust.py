@@ -11,7 +11,7 @@ of it. Evidence is integers and adds up, so shards of a server learn what one se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from signvote.core.vote import ONE, fixed_point, llr_weights
 from signvote.errors import ConfigError
-from signvote.kernels import WORD, CoordinateWeights, words_for
+from signvote.kernels import WORD, CoordinateWeights, download, upload, words_for
 
 State = dict[str, Any]
 
@@ -36,6 +36,7 @@ class Evidence:
     cast: Tensor  # (workers, groups) int64: votes cast where there is a decision
     differ: Tensor | None = None  # (workers, workers) int64: coordinates on which two differ
     common: Tensor | None = None  # (workers, workers) int64: coordinates on which both voted
+    present: Tensor | None = None  # (workers,) bool: who took part; None: all did
 
     def __add__(self, other: Evidence) -> Evidence:
         def add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -47,7 +48,25 @@ class Evidence:
             cast=self.cast + other.cast,
             differ=add(self.differ, other.differ),
             common=add(self.common, other.common),
+            present=self.present,
         )
+
+    def sent(self) -> Callable[[], Evidence]:
+        """Begin to bring it to the CPU; the result waits for it, and leaves out who took no part."""
+        known = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        arrive = download(*known.values())
+
+        def arrived() -> Evidence:
+            counts = dict(zip(known, arrive(), strict=True))
+            present = counts.pop("present", None)
+            if present is None or bool(present.all()):
+                return Evidence(workers=self.workers, **counts)
+            rows = present.nonzero()[:, 0]
+            for name, value in counts.items():
+                counts[name] = value[rows][:, rows] if name in ("differ", "common") else value[rows]
+            return Evidence(workers=tuple(self.workers[i] for i in rows.tolist()), **counts)
+
+        return arrived
 
 
 class Trust(Protocol):
@@ -146,8 +165,9 @@ class CoordinateTrust:
         self._rounds: dict[int, int] = {}  # worker -> rounds in its counters
         self._seen: dict[int, int] = {}  # worker -> rounds it ever took part in
 
-    def admit(self, workers: Sequence[int]) -> None:
-        """Make room for workers not seen before."""
+    def admit(self, workers: Sequence[int], device: torch.device | str = "cpu") -> None:
+        """Make room for workers not seen before; the counters go where the votes are."""
+        self.counters = self.counters.to(device)
         new = [w for w in workers if w not in self.slots]
         if new:
             old = self.counters
@@ -170,12 +190,13 @@ class CoordinateTrust:
                 weights.fill_(ONE)
             tables[i, : 2 * len(halves)] = torch.cat([-weights, weights])
         table_of = torch.tensor([rows[kind] for kind in kinds], dtype=torch.int64)
+        device = self.counters.device
         return CoordinateWeights(
             counters=self.counters[word : word + words],
-            slots=torch.tensor([self.slots[w] for w in workers], dtype=torch.int64),
-            tables=tables,
-            table_of=table_of,
-            sizes=torch.tensor(sizes, dtype=torch.int32)[table_of],
+            slots=upload(torch.tensor([self.slots[w] for w in workers], dtype=torch.int64), device),
+            tables=upload(tables, device),
+            table_of=upload(table_of, device),
+            sizes=upload(torch.tensor(sizes, dtype=torch.int32)[table_of], device),
             zero_is_symbol=self.zero_is_symbol,
         )
 
@@ -185,7 +206,7 @@ class CoordinateTrust:
         if not rounds:
             return torch.full((self.n,), 0.5, dtype=torch.float64)
         halves = self.counters[:, self.slots[worker]].reshape(-1)[: self.n]
-        return halves.double() / (2 * rounds)
+        return halves.cpu().double() / (2 * rounds)
 
     def learn(self, evidence: Evidence) -> None:
         """Close a round whose votes the kernel has counted."""
@@ -201,7 +222,8 @@ class CoordinateTrust:
         """Drop what is known of a worker, and its counters."""
         if worker in self.slots:
             left = [w for w in self.slots if w != worker]
-            self.counters = self.counters[:, [self.slots[w] for w in left]].contiguous()
+            bits = self.counters.view(torch.int16)  # CUDA indexes no uint16
+            self.counters = bits[:, [self.slots[w] for w in left]].contiguous().view(torch.uint16)
             self.slots = {w: i for i, w in enumerate(left)}
             del self._rounds[worker], self._seen[worker]
 

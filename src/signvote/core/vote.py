@@ -66,6 +66,7 @@ class Votes:
     n: int
     first: int = 0
     batch_sizes: tuple[int, ...] = ()  # 0: not declared
+    present: Tensor | None = None  # (workers,) bool, beside the planes; False: takes no part; None: all do
 
     @classmethod
     def stack(cls, ballots: Sequence[Ballot], first: int, n: int) -> Votes:
@@ -90,9 +91,9 @@ class Votes:
         )
 
 
-def everywhere(n: int) -> Tensor:
+def everywhere(n: int, device: torch.device | str = "cpu") -> Tensor:
     """A plane of n ones."""
-    plane = torch.full((words_for(n),), -1, dtype=torch.int64)
+    plane = torch.full((words_for(n),), -1, dtype=torch.int64, device=device)
     if n % WORD:
         plane[-1] = (1 << n % WORD) - 1
     return plane

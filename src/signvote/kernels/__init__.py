@@ -1,15 +1,18 @@
 """The hot loops, spelled once per device with the same names and the same bits.
 
 `reference` is plain torch, slow and obvious: the oracle, and what runs where nothing better does.
-`cpu` is numba. All work on *planes*: int64 words in which bit i of word w belongs to coordinate
-64 w + i. The memory of a plane is therefore exactly the little-endian bit string of a ballot.
+`cpu` is numba, `cuda` is Triton and never waits for the device. All work on *planes*: int64 words in
+which bit i of word w belongs to coordinate 64 w + i. The memory of a plane is therefore exactly the
+little-endian bit string of a ballot.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 from signvote.errors import ConfigError
 
 WORD = 64
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "cuda", "reference")
 
 
 class Planes(NamedTuple):
@@ -43,6 +46,22 @@ class Coin(NamedTuple):
         return Coin(self.key, self.first + n)
 
 
+class Coins(NamedTuple):
+    """One coin for each row of a matrix."""
+
+    keys: Tensor  # (rows,) int64, the bits of each key
+    first: int = 0
+
+    @classmethod
+    def of(cls, coins: Sequence[Coin | None], device: torch.device | str) -> Coins | None:
+        """These coins, or None if they are none; all start at the same coordinate."""
+        known = [coin for coin in coins if coin is not None]
+        if not known:
+            return None
+        keys = [coin.key - ((coin.key & 2**63) << 1) for coin in known]
+        return cls(upload(torch.tensor(keys), device), known[0].first)
+
+
 class CoordinateWeights(NamedTuple):
     """The weight of every worker at every coordinate, as a table to look its counter up in.
 
@@ -51,7 +70,7 @@ class CoordinateWeights(NamedTuple):
     """
 
     counters: Tensor  # (words, slots, 64) uint16
-    slots: Tensor  # (workers,) int64: whose counters stand where
+    slots: Tensor  # (workers,) int64: whose counters stand where; -1: takes no part
     tables: Tensor  # (tables, longest) int32
     table_of: Tensor  # (workers,) int64
     sizes: Tensor  # (workers,) int32
@@ -61,10 +80,11 @@ class CoordinateWeights(NamedTuple):
 class Backend(Protocol):
     """What a kernel module offers. A trailing `_` means that the first argument is written to."""
 
-    def sign_planes(self, x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
-        """Signs of a contiguous float vector, and whether all of it was finite.
+    def sign_planes(self, x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
+        """Signs of a contiguous float vector, or of each row of a matrix, and whether all of it was finite.
 
-        A zero gets the coin's bit, or without a coin no sign.
+        A zero gets the coin's bit, or without a coin no sign. A matrix takes Coins, one for each row.
+        What is finite stays on the device: a boolean for a vector on the CPU, else a tensor.
         """
 
     def vote_(
@@ -92,15 +112,45 @@ class Backend(Protocol):
         """x[i] <- x[i] - step * decision[begin + i] for a contiguous float vector."""
 
 
+def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A small tensor of the CPU on a device, without waiting for what the device has to do before."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def download(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    """Begin to copy tensors to the CPU; the result waits for them, and only for them."""
+    if all(t.device.type == "cpu" for t in tensors):
+        return lambda: tensors
+    copies = tuple(torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors)
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.copy_(tensor, non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record(torch.cuda.current_stream(tensors[0].device))
+
+    def arrived() -> tuple[Tensor, ...]:
+        arrival.synchronize()
+        return copies
+
+    return arrived
+
+
 def words_for(n: int) -> int:
     """Words that n bits fill."""
     return -(-n // WORD)
 
 
+@cache
+def _fastest(kind: str) -> str:
+    if kind == "cuda" and find_spec("triton") is None:
+        return "reference"
+    return kind if kind in BACKENDS else "reference"
+
+
 def backend(device: torch.device | str) -> Backend:
     """The kernels for a device; SIGNVOTE_KERNELS=reference forces the plain ones."""
-    kind = torch.device(device).type
-    name = os.environ.get("SIGNVOTE_KERNELS", kind if kind in BACKENDS else "reference")
+    name = os.environ.get("SIGNVOTE_KERNELS") or _fastest(torch.device(device).type)
     if name not in BACKENDS:
         raise ConfigError(f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset")
     return cast(Backend, import_module(f"signvote.kernels.{name}"))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, loops, reference, words_for
+from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, loops, reference, words_for
 from signvote.kernels.adders import vote_blocks_
 from signvote.kernels.words import BLOCK, ONES, ZERO
 
@@ -30,8 +30,11 @@ EXPONENT = {
 }
 
 
-def sign_planes(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
+def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
     """Whole words in place; the last, where coordinates are missing, on a copy padded with zeros."""
+    if x.ndim == 2:
+        return _sign_rows(x, coin)
+    assert not isinstance(coin, Coins)
     n, whole = x.numel(), x.numel() // WORD
     signs = torch.empty(words_for(n), dtype=torch.int64)
     support = None if coin else torch.empty_like(signs)
@@ -50,6 +53,16 @@ def sign_planes(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
         finite &= bool(loops.sign_planes(tail, exponent, *_coin(toss), *last, 0, 1))
         last[0][0] &= ONES >> np.uint64(WORD - n % WORD)
     return Planes(signs, support), finite
+
+
+def _sign_rows(x: Tensor, coins: Coin | Coins | None) -> tuple[Planes, Tensor]:
+    """Row by row."""
+    tosses: list[Coin | None] = [None] * len(x)
+    if isinstance(coins, Coins):
+        tosses = [Coin(key % 2**64, coins.first) for key in coins.keys.tolist()]
+    rows, finite = zip(*(sign_planes(row, toss) for row, toss in zip(x, tosses, strict=True)), strict=True)
+    support = None if coins else torch.stack([planes.support for planes in rows])
+    return Planes(torch.stack([planes.signs for planes in rows]), support), torch.tensor(finite)
 
 
 def _signed_digits(weights: Tensor) -> Array:
@@ -101,6 +114,13 @@ def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
     counters, slots, tables, table_of, sizes, zero_is_symbol = weights
+    present = slots >= 0
+    if not present.all():
+        voters = votes.map(lambda p: p[present])
+        theirs = weights._replace(slots=slots[present], table_of=table_of[present], sizes=sizes[present])
+        counts = torch.zeros(2, len(slots), dtype=torch.int64)
+        counts[:, present] = torch.stack(vote_by_coordinate_(out, voters, theirs, coin, n))
+        return counts[0], counts[1]
     planes, ballots = _arrays(out, 1), _arrays(votes, 2)
     rows = tables.data_ptr() + table_of.numpy() * tables.stride(0) * tables.element_size()
     trust = counters.numpy(), slots.numpy(), rows.astype(np.uint64), sizes.numpy().astype(np.uint16)

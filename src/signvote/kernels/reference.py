@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, words_for
+from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, words_for
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of the float they overlay
 WEYL = 0x9E3779B97F4A7C15
@@ -22,21 +22,28 @@ def _shift_right(x: Tensor, by: int) -> Tensor:
     return (x >> by) & ((1 << (WORD - by)) - 1)
 
 
-def _hash(key: int, index: Tensor) -> Tensor:
+def _hash(key: int | Tensor, index: Tensor) -> Tensor:
     """splitmix64: the index-th output of the stream that starts at key."""
-    z = (index + 1) * signed(WEYL) + signed(key)
+    z = (index + 1) * signed(WEYL) + (signed(key) if isinstance(key, int) else key)
     for by, factor in MIX:
         z = (z ^ _shift_right(z, by)) * signed(factor)
     return z ^ _shift_right(z, 31)
 
 
-def coin_words(coin: Coin, words: int, device: torch.device | str = "cpu") -> Tensor:
-    """The coin's bits of coordinates first, first + 1, ... as a plane."""
+def coin_words(coin: Coin | Coins, words: int, device: torch.device | str = "cpu") -> Tensor:
+    """The coin's bits of coordinates first, first + 1, ... as a plane; one row for each of several."""
     start, by = divmod(coin.first, WORD)
-    stream = _hash(coin.key, torch.arange(start, start + words + 1, device=device))
+    key = coin.key if isinstance(coin, Coin) else coin.keys[:, None]
+    stream = _hash(key, torch.arange(start, start + words + 1, device=device))
     if by == 0:
-        return stream[:-1]
-    return _shift_right(stream[:-1], by) | (stream[1:] << (WORD - by))
+        return stream[..., :-1]
+    return _shift_right(stream[..., :-1], by) | (stream[..., 1:] << (WORD - by))
+
+
+def chances(coin: Coin, n: int, device: torch.device | str = "cpu") -> Tensor:
+    """Numbers spread evenly over [0, 1), one for each of n coordinates, pure functions of key and coordinate."""
+    stream = _hash(coin.key, torch.arange(coin.first, coin.first + n, device=device))
+    return _shift_right(stream, 11).double() / 2**53
 
 
 def pack(bits: Tensor) -> Tensor:
@@ -59,13 +66,14 @@ def _bits(plane: Tensor | None, like: Tensor, n: int) -> Tensor:
     return unpack(like, n) | True if plane is None else unpack(plane, n)
 
 
-def sign_planes(x: Tensor, coin: Coin | None) -> tuple[Planes, bool]:
-    finite = bool(torch.isfinite(x).all())
+def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
+    finite = torch.isfinite(x).all(-1)
+    n = x.shape[-1]
     integers = x.view(INTEGERS[x.element_size()])  # a denormal is no zero, whatever the flush mode
     positive, zero = integers > 0, integers << 1 == 0
     if coin is None:
         return Planes(pack(positive), pack(~zero)), finite
-    heads = unpack(coin_words(coin, words_for(x.numel()), x.device), x.numel())
+    heads = unpack(coin_words(coin, words_for(n), x.device), n)
     return Planes(pack(torch.where(zero, heads, positive)), None), finite
 
 
@@ -92,7 +100,7 @@ def vote_(
     positive = unpack(votes.signs, end)[:, begin:]
     voted = _bits(votes.support, votes.signs, end)[:, begin:]
     y = (2 * positive.to(torch.int64) - 1) * voted
-    tally = (weights.to(torch.int64)[:, None] * y).sum(0)
+    tally = (weights.to(y.device, torch.int64)[:, None] * y).sum(0)
     decision, decided = _sign_of(tally, coin and coin.after(begin))
     _write_(out.signs, decision, span)
     _write_(out.support, decided, span)
@@ -103,9 +111,12 @@ def vote_(
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    counters, slots, tables, table_of, sizes, zero_is_symbol = weights
+    counters, zero_is_symbol = weights.counters, weights.zero_is_symbol
+    slots, tables, table_of, sizes = (t.to(counters.device) for t in weights[1:5])
+    present = slots >= 0
+    slots = torch.where(present, slots, 0)
     positive = unpack(votes.signs, n)
-    voted = _bits(votes.support, votes.signs, n)
+    voted = _bits(votes.support, votes.signs, n) & present[:, None]
     count = counters.view(torch.int16)[:, slots].transpose(0, 1).flatten(1)[:, :n].int() & 0xFFFF
     index = torch.where(voted, count + sizes[:, None] * positive, 2 * sizes[:, None])
     tally = tables[table_of[:, None], index.long()].sum(0)
@@ -116,8 +127,8 @@ def vote_by_coordinate_(
     cast = voted & decided
     differs = (positive != decision) & cast
     added = (2 * differs + (1 + zero_is_symbol) * (voted != decided)).to(torch.int16)
-    padded = torch.nn.functional.pad(added, (0, counters.shape[0] * WORD - n))
-    counters.view(torch.int16)[:, slots] += padded.unflatten(1, (-1, WORD)).transpose(0, 1)
+    padded = torch.nn.functional.pad(added, (0, counters.shape[0] * WORD - n))[present]
+    counters.view(torch.int16)[:, slots[present]] += padded.unflatten(1, (-1, WORD)).transpose(0, 1)
     return differs.sum(1), cast.sum(1)
 
 

@@ -1,13 +1,29 @@
-"""What people look at, from a results dictionary alone: `table`, `figure`, `page`.
+"""What people look at, from a results dictionary alone: `table`, `figure`, `page`, `markdown`; `write` them all.
 
 groups.py    runs that differ by their seed only become one group: curve, final accuracy, bytes, seconds
+panels.py    which curves share a panel and in what frame; marks.py: their colours and dashes
 plot.py      the paper's figure, with matplotlib
 webpage.py   the page: one HTML file, no library, works offline (page.html, page.css, page.js go into it)
 trust.py     the part of the page that shows who is believed, and why
+markdown.py  the final table for a README; terminal.py: for a terminal
 """
 
-from signvote.report.groups import table
+import json
+from pathlib import Path
+
+from signvote.checkpoint import write_atomically
+from signvote.report.groups import Results, table
+from signvote.report.markdown import markdown
 from signvote.report.plot import figure
 from signvote.report.webpage import page
 
-__all__ = ["figure", "page", "table"]
+__all__ = ["figure", "markdown", "page", "table", "write"]
+
+
+def write(results: Results, out: Path) -> None:
+    """results.json, results.md, figure.png, figure.svg and report.html into a folder that exists."""
+    write_atomically(out / "results.json", json.dumps(results).encode())
+    write_atomically(out / "results.md", markdown(results).encode())
+    figure(results, out / "figure.png")
+    figure(results, out / "figure.svg")
+    write_atomically(out / "report.html", page(results).encode())

@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from signvote.errors import ConfigError
+from signvote.sim.lengths import unpack
 
 Config = dict[str, Any]
 Run = dict[str, Any]
@@ -61,6 +62,12 @@ class Group:
         return batch_label(self.config["batch_sizes"]) if mode is None else f"mode {mode}"
 
     @property
+    def full_batches(self) -> str:
+        """The batch mode and what it stands for."""
+        sizes = batch_label(self.config["batch_sizes"])
+        return sizes if self.batches == sizes else f"{self.batches}: {sizes}"
+
+    @property
     def label(self) -> str:
         """Short name inside a panel."""
         return f"{self.rule}, {self.batches}"
@@ -68,15 +75,21 @@ class Group:
     @property
     def panel(self) -> str:
         """Title of the panel: everything but rule and batches that makes a comparison fair."""
-        split = self.config.get("split", "shared")
-        parts = (
-            str(self.config["task"]),
-            self._named("recipe", "{} recipe"),
-            self._named("attack", "attack {}"),
-            "" if split == "shared" else f"split {split}",
-            self.detail,
-        )
-        return " · ".join(part for part in parts if part)
+        return self._joined("task", "recipe", "attack", "split", "detail")
+
+    @property
+    def scene(self) -> str:
+        """What rules of any recipe have in common: title of a panel that compares them all."""
+        return self._joined("task", "attack", "split")
+
+    def name(self, *, recipe: bool) -> str:
+        """The rule, and what else tells its curve from others of the same batches."""
+        told = self._joined("recipe", "detail") if recipe else self._joined("detail")
+        return f"{self.rule}, {told}" if told else self.rule
+
+    def machine(self) -> str:
+        """What its runs were computed on, where they say so."""
+        return "; ".join(unique(text for run in self.runs if (text := _stretches(run.get("machine", [])))))
 
     @property
     def interrupted(self) -> bool:
@@ -85,7 +98,7 @@ class Group:
 
     def curve(self, metric: str) -> Curve:
         """The rounds at which every seed was measured; empty where the metric was not asked for."""
-        by_round = [_by_round(run, metric) for run in self.runs]
+        by_round = [measured(run, metric) for run in self.runs]
         rounds = sorted(set.intersection(*(set(values) for values in by_round)))
         points = [[values[r] for values in by_round] for r in rounds]
         mean = [fmean(values) for values in points]
@@ -95,11 +108,11 @@ class Group:
     def final_accuracies(self) -> list[float]:
         """Accuracy of each seed at the last round that all of them reached."""
         last = self.curve("accuracy").rounds[-1]
-        return [_by_round(run, "accuracy")[last] for run in self.runs]
+        return [measured(run, "accuracy")[last] for run in self.runs]
 
     def bytes_per_worker(self, key: str) -> float | None:
         """Mean bytes per worker and round it took part in, of `bytes_up` or `bytes_down` of all together."""
-        sent = sum(sum(run.get(key, ())) for run in self.runs)
+        sent = sum(sum(unpack(run.get(key, ()))) for run in self.runs)
         messages = sum(sum(_voters(run)) for run in self.runs)
         return sent / messages if messages else None
 
@@ -108,13 +121,28 @@ class Group:
         return FLOAT32_BYTES * int(self.runs[0]["coordinates"])
 
     def seconds_per_round(self) -> dict[str, float]:
-        """Mean seconds of a round by phase."""
-        rounds = sum(len(run.get("bytes_up", ())) for run in self.runs)
+        """Mean seconds of a round by phase, and the rest of the total where runs recorded one."""
+        rounds = sum(len(unpack(run.get("bytes_up", ()))) for run in self.runs)
         total: dict[str, float] = defaultdict(float)
         for run in self.runs:
             for phase, seconds in run.get("seconds", {}).items():
                 total[phase] += seconds
+        if "total" in total:
+            whole = total.pop("total")
+            total["rest"] = max(0.0, whole - sum(total.values()))
         return {phase: seconds / rounds for phase, seconds in total.items()} if rounds else {}
+
+    def _joined(self, *names: str) -> str:
+        """Settings in words, those left out that say nothing."""
+        split = self.config.get("split", "shared")
+        words = {
+            "task": str(self.config["task"]),
+            "recipe": self._named("recipe", "{} recipe"),
+            "attack": self._named("attack", "attack {}"),
+            "split": "" if split == "shared" else f"split {split}",
+            "detail": self.detail,
+        }
+        return " · ".join(words[name] for name in names if words[name])
 
     def _named(self, key: str, text: str) -> str:
         value = self.config.get(key)
@@ -160,10 +188,11 @@ def spread_of(values: Sequence[float]) -> float | None:
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:
-    """What is shaded: mean -+ sample standard deviation, or from the lower to the higher of two."""
+    """What is shaded: mean -+ sample standard deviation, but never beyond the lowest and the highest."""
+    low, high = min(values), max(values)
     if len(values) < 3 or not all(map(math.isfinite, values)):
-        return min(values), max(values)
-    return fmean(values) - stdev(values), fmean(values) + stdev(values)
+        return low, high
+    return max(low, fmean(values) - stdev(values)), min(high, fmean(values) + stdev(values))
 
 
 def batch_label(sizes: Sequence[int]) -> str:
@@ -194,6 +223,13 @@ def number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
+def measured(run: Run, metric: str) -> dict[int, float]:
+    """A metric by round; what is no number is nan."""
+    source, key = SOURCES[metric]
+    values = run.get(source, {})
+    return {r: number(v) for r, v in zip(values.get("round", ()), values.get(key, ()), strict=False)}
+
+
 def _checked(results: Results) -> list[Run]:
     if results.get("format") != FORMAT:
         raise ConfigError(
@@ -211,17 +247,24 @@ def _checked(results: Results) -> list[Run]:
     return runs
 
 
-def _by_round(run: Run, metric: str) -> dict[int, float]:
-    source, key = SOURCES[metric]
-    values = run.get(source, {})
-    return {r: number(v) for r, v in zip(values.get("round", ()), values.get(key, ()), strict=False)}
-
-
 def _voters(run: Run) -> list[int]:
     """How many workers took part in each round: all, where the run does not say."""
-    everybody = [len(run["config"]["batch_sizes"])] * len(run.get("bytes_up", ()))
-    voters: list[int] = run.get("voters", everybody)
-    return voters
+    if "voters" in run:
+        return unpack(run["voters"])
+    return [len(run["config"]["batch_sizes"])] * len(unpack(run.get("bytes_up", ())))
+
+
+def _stretches(machine: list[dict[str, Any]]) -> str:
+    """A run that moved has one entry for each machine.
+
+    >>> _stretches([{"from_round": 1, "device": "cpu"}, {"from_round": 9, "device": "cuda", "precision": "tf32"}])
+    'cpu, from round 9 cuda tf32'
+    """
+    texts = [" ".join(str(m[k]) for k in ("device", "precision") if m.get(k)) for m in machine]
+    later = (
+        f"from round {m.get('from_round')} {text}" for m, text in zip(machine[1:], texts[1:], strict=True)
+    )
+    return ", ".join((*texts[:1], *later))
 
 
 def _without_seed(config: Config) -> Config:

@@ -18,29 +18,55 @@ DASHES = (
     (2.0, 2.0),
     (3.0, 1.0, 1.0, 1.0, 1.0, 1.0),
 )
-
-
 FIRST = ("pooled", "it-signsgd", "majority", "robust")  # these take the first dashes, the others what is left
+# Where every curve has a colour of its own: plain voting dashed as in the paper, yardsticks dotted.
+BY_CURVE = {"majority": (4.0, 2.0), "oracle": (1.0, 1.5), "sgd": (1.0, 1.5)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Which colour stands for which batches and which dashes for which rule."""
+    """Which colour and which dashes stand for what."""
 
-    colours: dict[str, str]  # batches -> colour; of a single one: rule -> colour
-    dashes: dict[str, tuple[float, ...]]  # rule -> dashes
+    colours: dict[str, str]  # batches -> colour; where those are told otherwise: name -> colour
+    dashes: dict[str, tuple[float, ...]]  # name -> dashes
+    by_curve: bool = False  # names are those of curves, not of rules
+    recipes: bool = False  # names tell the recipe
+
+    def name(self, group: Group) -> str:
+        """The entry in the legend of line styles."""
+        return group.name(recipe=self.recipes) if self.by_curve else group.rule
 
     def colour(self, group: Group) -> str:
-        """One colour per batch mode; one per rule where there is only one mode to tell."""
-        return self.colours.get(group.batches) or self.colours[group.rule]
+        """One colour per batch mode; one per name where modes are told by the panel, or there is one."""
+        return self.colours.get(group.batches) or self.colours[self.name(group)]
+
+    def dash(self, group: Group) -> tuple[float, ...]:
+        """On and off lengths of the line; none: it is solid."""
+        return self.dashes[self.name(group)]
 
 
-def marks_of(found: list[Group]) -> Marks:
-    """The marks of all groups of one comparison."""
+def marks_of(found: list[Group], *, by_curve: bool = False) -> Marks:
+    """The marks of all groups of one comparison; by curve where each panel has one batch mode."""
+    if by_curve:
+        return _by_curve(found)
     batches, rules = batch_order(found), unique(group.rule for group in found)
     styled = sorted(rules, key=lambda rule: FIRST.index(rule) if rule in FIRST else len(FIRST))
     coloured = batches if len(batches) > 1 else rules
     return Marks(
         colours={name: COLOURS[i % len(COLOURS)] for i, name in enumerate(coloured)},
         dashes={rule: DASHES[styled.index(rule) % len(DASHES)] for rule in rules},
+    )
+
+
+def _by_curve(found: list[Group]) -> Marks:
+    recipes = len({group.config.get("recipe") for group in found}) > 1
+    rules = {group.name(recipe=recipes): group.rule for group in found}
+    numbered = list(enumerate(rules.items()))
+    return Marks(
+        colours={name: COLOURS[i % len(COLOURS)] for i, (name, _) in numbered},
+        dashes={
+            name: BY_CURVE.get(rule, DASHES[i // len(COLOURS) % len(DASHES)]) for i, (name, rule) in numbered
+        },
+        by_curve=True,
+        recipes=recipes,
     )

@@ -50,7 +50,9 @@
     const framed = trained.length ? trained : all;
     const last = Math.max(1, ...all.map((p) => p.round));
     let low = Math.min(...framed.map((p) => p.low)), high = Math.max(...framed.map((p) => p.high));
-    if (asShare()) {
+    if (metric === "accuracy" && panel.frame) {
+      [low, high] = panel.frame;
+    } else if (asShare()) {
       const margin = Math.max(0.005, 0.05 * (high - low));
       [low, high] = [Math.max(0, low - margin), Math.min(1.005, high + margin)];
     } else {
@@ -101,6 +103,19 @@
     }
   }
 
+  // A run that collapsed lies below the frame: a triangle at the edge where it is lowest, and how low that is.
+  function drawFalls(svg, panel, scale, width, height) {
+    const bottom = height - MARGIN.bottom;
+    const fallen = panel.series.filter((s) => s.fall && !hidden.has(s.id));
+    if (metric !== "accuracy") return;
+    fallen.forEach(({ fall, colour }, i) => {
+      const x = scale.x(fall.round), late = x > width / 2;
+      element(svg, "polygon", { class: "fall", points: `${x - 6},${bottom - 8} ${x + 6},${bottom - 8} ${x},${bottom + 3}`, fill: colour });
+      const place = { x: x + (late ? -10 : 10), y: bottom - 4 - 15 * i, "text-anchor": late ? "end" : "start" };
+      element(svg, "text", { class: "fall", ...place }, fall.text);
+    });
+  }
+
   function swatch(parent, series) {
     const svg = element(parent, "svg", { width: 30, height: 8, "aria-hidden": "true" });
     const dashes = series.dashes.map((d) => 2 * d).join(" ");
@@ -149,6 +164,7 @@
     });
     const frame = element(svg, "g", { "clip-path": `url(#${id})` });
     for (const series of panel.series) drawCurve(frame, series, scale);
+    drawFalls(svg, panel, scale, width, height);
     const cursor = element(svg, "line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom });
     cursor.style.display = "none";
     const tip = element(holder, "div", { class: "tip" });

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from signvote.checkpoint import write_atomically
 from signvote.errors import ConfigError
-from signvote.report.groups import Group, Results, batch_label, batch_order, groups, unique
-from signvote.report.marks import Marks, marks_of
+from signvote.report.groups import Group, Results, batch_order, groups
+from signvote.report.marks import Marks
+from signvote.report.panels import Panel, arranged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +32,7 @@ STYLE: Any = {  # of matplotlib, whose own type for it changes with every versio
 
 
 def figure(results: Results, path: Path) -> None:
-    """Draw the mean over seeds with its spread shaded, one panel per task, recipe and attack.
+    """Draw the mean over seeds with its spread shaded, in the panels that `panels.arranged` gives.
 
     Args:
         results: what `signvote compare` writes.
@@ -51,69 +52,72 @@ def figure(results: Results, path: Path) -> None:
 def _drawn(found: list[Group]) -> Figure:
     from matplotlib.figure import Figure
 
-    titles, marks = unique(group.panel for group in found), marks_of(found)
-    columns = min(2, len(titles))
-    rows = math.ceil(len(titles) / columns)
+    panels, marks = arranged(found)
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
     sheet = Figure(figsize=(10, 1.2 + (4.6 if columns == 1 else 3.4) * rows), layout="constrained")
     axes = list(sheet.subplots(rows, columns, squeeze=False).flat)
-    for title, panel in zip(titles, axes, strict=False):
-        _draw_panel(panel, title, [group for group in found if group.panel == title], marks)
-    for unused in axes[len(titles) :]:
+    for panel, where in zip(panels, axes, strict=False):
+        _draw_panel(where, panel, marks)
+    for unused in axes[len(panels) :]:
         unused.set_axis_off()
     _draw_legends(sheet, found, marks)
     return sheet
 
 
-def _draw_panel(panel: Axes, title: str, members: list[Group], marks: Marks) -> None:
-    for group in members:
+def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
+    for group in panel.members:
         curve, colour = group.curve("accuracy"), marks.colour(group)
         low, mean, high = (
             [100 * value for value in values] for values in (curve.low, curve.mean, curve.high)
         )
-        panel.plot(curve.rounds, mean, color=colour, linestyle=_linestyle(marks, group.rule), linewidth=1.8,
-                   marker="o" if len(curve.rounds) == 1 else None)  # fmt: skip
+        axes.plot(curve.rounds, mean, color=colour, linestyle=_linestyle(marks.dash(group)), linewidth=1.8,
+                  marker="o" if len(curve.rounds) == 1 else None)  # fmt: skip
         if len(group.runs) > 1:
-            panel.fill_between(curve.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
-    panel.set_title(title, fontsize=11, loc="left", wrap=True)
-    panel.set_xlabel("round")
-    panel.set_ylabel("test accuracy (%)")
-    panel.set_xlim(left=0)
-    panel.set_ylim(_limits(members))
+            axes.fill_between(curve.rounds, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_title(panel.title, fontsize=11, loc="left", wrap=True)
+    axes.set_xlabel("round")
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_xlim(left=0)
+    axes.set_ylim(100 * panel.frame[0], 100 * panel.frame[1])
+    _mark_falls(axes, panel, marks)
 
 
-def _limits(members: list[Group]) -> tuple[float, float]:
-    """Everything after round 0: the untrained model would only take the room from the others."""
-    curves = [group.curve("accuracy") for group in members]
-    ends = [v for c in curves for r, *pair in zip(c.rounds, c.low, c.high, strict=True) if r for v in pair]
-    ends = [100 * v for v in ends if math.isfinite(v)] or [0.0, 100.0]
-    margin = max(0.5, 0.05 * (max(ends) - min(ends)))
-    return max(0.0, min(ends) - margin), min(100.5, max(ends) + margin)
+def _mark_falls(axes: Axes, panel: Panel, marks: Marks) -> None:
+    """A triangle at the lower edge where a run lies lowest, and how low that is; one line for each."""
+    falls = [(fall, marks.colour(group)) for group in panel.members if (fall := panel.fall(group))]
+    right = axes.get_xlim()[1]
+    for i, (fall, colour) in enumerate(falls):
+        across, late = axes.get_xaxis_transform(), fall.round > right / 2
+        axes.plot([fall.round], [0.0], marker="v", markersize=9, color=colour, markeredgecolor="white",
+                  transform=across, clip_on=False, zorder=5)  # fmt: skip
+        axes.annotate(fall.text, (fall.round, 0.02 + 0.065 * i), xycoords=across, fontsize=9, color=colour,
+                      xytext=(-8 if late else 8, 0), textcoords="offset points",
+                      ha="right" if late else "left", va="bottom",
+                      bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.0})  # fmt: skip
 
 
 def _draw_legends(sheet: Figure, found: list[Group], marks: Marks) -> None:
-    """Colours at the left, line styles at the right; one legend will do where colours tell the rules."""
-    sizes = {group.batches: batch_label(group.config["batch_sizes"]) for group in found}
-    batches, rules = batch_order(found), list(marks.dashes)
-    if len(batches) == 1:
-        lines = [_line(marks.colours[rule], _linestyle(marks, rule)) for rule in rules]
-        _legend(sheet, lines, rules, f"rule ({_full(batches[0], sizes)})", "outside lower center")
+    """Colours at the left, line styles at the right; one legend will do where colours tell the names."""
+    batches, names = batch_order(found), list(marks.dashes)
+    full = {group.batches: group.full_batches for group in found}
+    if marks.by_curve or len(batches) == 1:
+        lines = [_line(marks.colours[name], _linestyle(marks.dashes[name])) for name in names]
+        title = "rule" if marks.by_curve else f"rule ({full[batches[0]]})"
+        _legend(sheet, lines, names, title, "outside lower center")
         return
     lines = [_line(marks.colours[name], "-") for name in batches]
-    _legend(sheet, lines, [_full(name, sizes) for name in batches], "batch sizes", "outside lower left")
-    lines = [_line("#555555", _linestyle(marks, rule)) for rule in rules]
-    _legend(sheet, lines, rules, "rule", "outside lower right")
+    _legend(sheet, lines, [full[name] for name in batches], "batch sizes", "outside lower left")
+    lines = [_line("#555555", _linestyle(marks.dashes[name])) for name in names]
+    _legend(sheet, lines, names, "rule", "outside lower right")
 
 
 def _legend(sheet: Figure, lines: list[Line2D], names: list[str], title: str, where: Any) -> None:
-    columns = min(2 if where != "outside lower center" else 5, len(names))
+    columns = min(2 if where != "outside lower center" or max(map(len, names)) > 30 else 4, len(names))
     legend = sheet.legend(
         lines, names, title=title, loc=where, ncols=columns, frameon=False, handlelength=3.5
     )
     legend.set_alignment("left")
-
-
-def _full(batches: str, sizes: dict[str, str]) -> str:
-    return batches if batches == sizes[batches] else f"{batches}: {sizes[batches]}"
 
 
 def _line(colour: str, style: Any) -> Line2D:
@@ -122,8 +126,8 @@ def _line(colour: str, style: Any) -> Line2D:
     return Line2D([], [], color=colour, linestyle=style, linewidth=1.8)
 
 
-def _linestyle(marks: Marks, rule: str) -> Any:
-    return (0, marks.dashes[rule]) if marks.dashes[rule] else "-"
+def _linestyle(dashes: tuple[float, ...]) -> Any:
+    return (0, dashes) if dashes else "-"
 
 
 def _saved(sheet: Figure, kind: str) -> bytes:

@@ -15,7 +15,8 @@ from typing import Any
 
 from signvote.report import trust
 from signvote.report.groups import SOURCES, Curve, Group, Results, batch_label, groups, table, unique
-from signvote.report.marks import COLOURS, Marks, marks_of
+from signvote.report.marks import COLOURS, Marks
+from signvote.report.panels import Panel, arranged
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown where they tell something
 
@@ -68,21 +69,27 @@ def _reached(found: list[Group]) -> int:
 
 
 def _panels(found: list[Group]) -> list[dict[str, Any]]:
-    marks, titles = marks_of(found), unique(group.panel for group in found)
-    series = [_series(i, group, marks) for i, group in enumerate(found)]
+    panels, marks = arranged(found)
+    number = {id(group): i for i, group in enumerate(found)}
     return [
-        {"title": title, "series": [s for s, g in zip(series, found, strict=True) if g.panel == title]}
-        for title in titles
+        {
+            "title": panel.title,
+            "frame": list(panel.frame) if panel.fixed else None,
+            "series": [_series(number[id(group)], group, panel, marks) for group in panel.members],
+        }
+        for panel in panels
     ]
 
 
-def _series(i: int, group: Group, marks: Marks) -> dict[str, Any]:
+def _series(i: int, group: Group, panel: Panel, marks: Marks) -> dict[str, Any]:
+    fall, label = panel.fall(group), marks.name(group) if marks.by_curve else group.label
     return {
         "id": f"series-{i}",
-        "label": group.label + (" (interrupted)" if group.interrupted else ""),
+        "label": label + (" (interrupted)" if group.interrupted else ""),
         "title": f"batch sizes {batch_label(group.config['batch_sizes'])}; seeds: {len(group.runs)}",
         "colour": marks.colour(group),
-        "dashes": marks.dashes[group.rule],
+        "dashes": marks.dash(group),
+        "fall": fall and {"round": fall.round, "text": fall.text},
         "curves": {metric: _points(group.curve(metric)) for metric in SOURCES},
     }
 
@@ -197,13 +204,16 @@ def _versions(found: list[Group]) -> str:
         for group in found
         for run in group.runs
     )
-    return "Made with " + "; ".join(texts) + "." if any(texts) else "Versions were not recorded."
+    machines = unique(text for group in found if (text := group.machine()))
+    ran = f" Ran on {'; '.join(machines)}." if machines else ""
+    return ("Made with " + "; ".join(texts) + "." if any(texts) else "Versions were not recorded.") + ran
 
 
 def _configuration(group: Group) -> str:
     seeds = ", ".join(str(run["config"]["seed"]) for run in group.runs)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in group.config.items()]
     lines += [f'"seeds": [{seeds}]', f'"coordinates": {json.dumps(group.runs[0]["coordinates"])}']
+    lines += [f'"ran on": {json.dumps(group.machine())}'] if group.machine() else []
     return (
         f"<details><summary>{escape(group.label)} <small>{escape(group.panel)}</small></summary>"
         f"<pre>{escape(chr(10).join(lines))}</pre></details>"

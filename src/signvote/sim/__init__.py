@@ -1,7 +1,8 @@
 """M unequal workers on one machine: who they are, their gradients, attacks, the run loop."""
 
 from signvote.sim.config import RECIPES, YARDSTICKS, Config
+from signvote.sim.loop import train
 from signvote.sim.population import mode_batch_sizes
-from signvote.sim.run import Run, train
+from signvote.sim.run import Run
 
 __all__ = ["RECIPES", "YARDSTICKS", "Config", "Run", "mode_batch_sizes", "train"]

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from signvote.core.bits import coin_for
 from signvote.core.vote import everywhere
 from signvote.errors import ConfigError
 from signvote.kernels import Planes, words_for
-from signvote.kernels.reference import coin_words, pack
+from signvote.kernels.reference import chances, coin_words, pack
 from signvote.names import check_name
-from signvote.sim.population import generator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,22 +32,27 @@ class Scene:
 
 def invert(planes: Planes, scene: Scene) -> Planes:
     """-s: the opposite of every honest sign."""
-    voted = everywhere(scene.n) if planes.support is None else planes.support
-    return Planes(planes.signs ^ voted, planes.support)
+    return Planes(planes.signs ^ _voted(planes, scene), planes.support)
 
 
 def flip(planes: Planes, scene: Scene) -> Planes:
     """Each sign inverted with probability `strength`, on its own."""
-    draw = torch.rand(scene.n, generator=generator(scene.seed, 5, scene.round, scene.worker))
-    voted = everywhere(scene.n) if planes.support is None else planes.support
-    return Planes(planes.signs ^ (pack(draw < scene.strength) & voted), planes.support)
+    coin = coin_for("coin", scene.seed + 2, scene.round, scene.worker)
+    assert coin is not None
+    flips = pack(chances(coin, scene.n, planes.signs.device) < scene.strength)
+    return Planes(planes.signs ^ (flips & _voted(planes, scene)), planes.support)
 
 
 def random(planes: Planes, scene: Scene) -> Planes:
     """Fair random bits, everywhere."""
     coin = coin_for("coin", scene.seed + 1, scene.round, scene.worker)
     assert coin is not None
-    return Planes(coin_words(coin, words_for(scene.n)) & everywhere(scene.n), None)
+    device = planes.signs.device
+    return Planes(coin_words(coin, words_for(scene.n), device) & everywhere(scene.n, device), None)
+
+
+def _voted(planes: Planes, scene: Scene) -> Tensor:
+    return everywhere(scene.n, planes.signs.device) if planes.support is None else planes.support
 
 
 Attack = Callable[[Planes, Scene], Planes]

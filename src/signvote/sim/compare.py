@@ -1,4 +1,4 @@
-"""A grid of runs, on all cores: each in a process and a folder of its own, so it can stop and go on."""
+"""A grid of runs: each in a folder of its own, so it can stop and go on; on the CPU one process per core."""
 
 from __future__ import annotations
 
@@ -6,74 +6,136 @@ import json
 import multiprocessing
 import os
 import queue
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from threading import Event
 from typing import Any
 
+from signvote.checkpoint import write_atomically
 from signvote.errors import ConfigError
-from signvote.sim.config import Config
-from signvote.sim.run import FORMAT, Run, interruptible, train
-from signvote.tasks import load_task
+from signvote.sim.config import RECIPES, SGD_STEP, Config
+from signvote.sim.loop import interruptible, train
+from signvote.sim.machine import Machine
+from signvote.sim.run import FORMAT, Run
+from signvote.tasks import Task, load_task
 
+Result = dict[str, Any]
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
 SECONDS_BETWEEN_NEWS = 0.2
+USUAL: dict[str, Any] = {
+    "split": "shared",
+    "attack": None,
+    "miss": 0.0,
+    "absent": (),
+    "options": {},
+}  # in no run's name
 
 
 def compare(
     configs: list[Config],
     out: Path,
     *,
+    names: Sequence[str] | None = None,
     command: str = "",
     data_dir: Path | None = None,
+    machine: Machine | None = None,
     jobs: int | None = None,
     watch: Watch = lambda number, round, accuracy: None,
-) -> dict[str, Any]:
+) -> Result:
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
+
+    A run is done if its folder says so, or `out/results.json`, which is written whenever a run ends.
+    Runs that this file holds and nobody asks for now stay in it.
 
     Args:
         configs: the runs; each gets the folder `out/runs/NAME`.
         out: where everything goes.
+        names: of the runs; None: `name_of` each.
         command: what the user typed, for the record.
         data_dir: where data files are.
-        jobs: processes at a time; None: one per core.
+        machine: what to compute on; None: the CPU.
+        jobs: processes at a time; None: one per core on the CPU, one on a GPU.
         watch: told of progress.
 
     """
-    folders = [out / "runs" / name_of(config) for config in configs]
-    finished = [done(config, folder) for config, folder in zip(configs, folders, strict=True)]
-    todo = [i for i, result in enumerate(finished) if result is None]
+    machine = machine or Machine()
+    folders = [out / "runs" / name for name in names or map(name_of, configs)]
+    earlier = _earlier(out / "results.json")
+    known = {identity_of(run): run for run in earlier["runs"] if run["status"] == "done"}
+    finished = [known.get(identity(c)) or done(c, f) for c, f in zip(configs, folders, strict=True)]
     for i, result in enumerate(finished):
         if result is not None:
             watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
+    todo = in_order([i for i, result in enumerate(finished) if result is None], configs)
+
+    def keep(i: int, result: Result | None) -> None:
+        finished[i] = result
+        write_atomically(out / "results.json", json.dumps(_together(finished, earlier, command)).encode())
+
     if todo:
-        with _pool(min(jobs or os.cpu_count() or 1, len(todo))) as (pool, news, stop):
-            futures = {i: pool.submit(_one, i, configs[i], folders[i], data_dir, news, stop) for i in todo}
+        with _pool(min(jobs or _jobs_on(machine), len(todo))) as (pool, news, stop):
+            rest = (data_dir, machine, news, stop)
+            futures = {i: pool.submit(_one, i, configs[i], folders[i], *rest) for i in todo}
             with interruptible() as stopped:
-                _follow(list(futures.values()), news, watch, stopped)
+                _follow(futures, news, watch, keep, stopped)
                 if stopped.is_set():
                     stop.set()
             for i, future in futures.items():
                 finished[i] = future.result()
-    return {"format": FORMAT, "command": command, "runs": [r for r in finished if r is not None]}
+    return _together(finished, earlier, command)
 
 
 def name_of(config: Config) -> str:
-    """A folder's name that tells the runs of one grid apart."""
+    """A folder's name: task, rule, recipe, batches, seed, and between them what is not as usual."""
+    usual: dict[str, Any] = USUAL | RECIPES[config.recipe]
+    if config.rule == "sgd":
+        usual["step"] = SGD_STEP
+    unusual = [_part(name, getattr(config, name)) for name, value in usual.items()
+               if getattr(config, name) != value]  # fmt: skip
     batches = f"mode{config.mode}" if config.mode else "batches"
-    return f"{config.task}-{config.rule}-{config.recipe}-{batches}-seed{config.seed}"
+    parts = (config.task, config.rule, config.recipe, batches, *unusual, f"seed{config.seed}")
+    return "-".join(parts)
 
 
-def done(config: Config, folder: Path) -> dict[str, Any] | None:
+def names_of(configs: list[Config]) -> list[str]:
+    """`name_of` each; those that would share a name get the settings in which they differ as well."""
+    names = [name_of(config) for config in configs]
+    return [_told_apart(name, config, [c for n, c in zip(names, configs, strict=True) if n == name])
+            for name, config in zip(names, configs, strict=True)]  # fmt: skip
+
+
+def identity(config: Config) -> str:
+    """A text that two configurations share if, and only if, they are equal."""
+    return json.dumps(config.as_dict(), sort_keys=True)
+
+
+def identity_of(result: Result) -> str | None:
+    """Of a result's configuration, also one written before a setting existed; None if it is no longer one."""
+    try:
+        return identity(Config.from_dict(result["config"]))
+    except ConfigError:
+        return None
+
+
+def in_order(numbers: list[int], configs: list[Config]) -> list[int]:
+    """Runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
+    kinds = [(c.task, c.model or "", c.batch_sizes) for c in configs]
+    first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
+    return sorted(numbers, key=lambda i: (first[kinds[i]], i))
+
+
+def done(config: Config, folder: Path) -> Result | None:
     """The finished result in a folder; None if there is none; an error if it is of another run."""
     path = folder / "result.json"
     if not path.exists():
         return None
-    result: dict[str, Any] = json.loads(path.read_text())
+    result: Result = json.loads(path.read_text())
     mine, its = config.as_dict(), result["config"]
     for name in mine:
         if mine[name] != its.get(name):
@@ -84,10 +146,57 @@ def done(config: Config, folder: Path) -> dict[str, Any] | None:
     return result if result["status"] == "done" else None
 
 
+def _jobs_on(machine: Machine) -> int:
+    return 1 if machine.on_gpu else os.cpu_count() or 1
+
+
+def _part(name: str, value: Any) -> str:
+    """A setting in a folder's name, in characters that every file system takes."""
+    if isinstance(value, dict):
+        return "-".join(_part(key, value[key]) for key in sorted(value))
+    text = "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return f"{name}={re.sub(r'[^0-9A-Za-z.+=]+', '_', text)}"
+
+
+def _told_apart(name: str, config: Config, namesakes: list[Config]) -> str:
+    mine = config.as_dict()
+    differing = [k for k in mine if any(other.as_dict()[k] != mine[k] for other in namesakes)]
+    return "-".join([name, *(_part(k, mine[k]) for k in differing)])
+
+
+def _earlier(path: Path) -> Result:
+    """What a results file holds; nothing if there is none."""
+    if not path.exists():
+        return {"command": "", "runs": []}
+    try:
+        results: Result = json.loads(path.read_text())
+        right = results["format"] == FORMAT and isinstance(results["runs"], list)
+    except (ValueError, TypeError, KeyError):
+        right = False
+    if not right:
+        raise ConfigError(f"{path} holds no results of format {FORMAT}; choose another --out, or remove it")
+    return results
+
+
+def _together(finished: Sequence[Result | None], earlier: Result, command: str) -> Result:
+    """What was asked for, then what else was there; the commands of both."""
+    mine = [result for result in finished if result is not None]
+    asked = {identity_of(result) for result in mine}
+    others = [run for run in earlier["runs"] if identity_of(run) not in asked]
+    lines = [*earlier.get("command", "").splitlines(), command] if others else [command]
+    return {"format": FORMAT, "command": "\n".join(dict.fromkeys(lines)), "runs": [*mine, *others]}
+
+
+# ---- in the process of a run ---------------------------------------------------------------------
+
+_workshop: dict[Any, Any] = {}  # what consecutive runs of a process share: captured graphs
+_task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
+
+
 def _one(
-    number: int, config: Config, folder: Path, data_dir: Path | None, news: Any, stop: Any
-) -> dict[str, Any] | None:
-    """One run, in a process of its own; None if it was stopped before it began."""
+    number: int, config: Config, folder: Path, data_dir: Path | None, machine: Machine, news: Any, stop: Any
+) -> Result | None:
+    """One run, in a process of the pool; None if it was stopped before it began."""
     if stop.is_set():
         return None
     last = 0.0
@@ -99,21 +208,31 @@ def _one(
             news.put((number, run.round, run.history["evaluations"]["accuracy"][-1]))
         return bool(stop.is_set())
 
-    return train(config, load_task(config.task, data_dir, config.model), folder, resume=True, watch=watch)
+    task = _task(config.task, data_dir, config.model)
+    return train(config, task, folder, resume=True, watch=watch, machine=machine, workshop=_workshop)
 
 
-def _follow(futures: list[Future[Any]], news: Any, watch: Watch, stopped: Event) -> None:
-    """Pass news on until all runs have ended, or Ctrl-C; a run that failed ends it at once."""
+# ---- in the process that waits -------------------------------------------------------------------
+
+
+def _follow(
+    futures: dict[int, Future[Any]],
+    news: Any,
+    watch: Watch,
+    keep: Callable[[int, Result | None], None],
+    stopped: Event,
+) -> None:
+    """Pass news on and keep results until all have ended, or Ctrl-C; a run that failed ends it at once."""
+    waiting = dict(futures)
     while not stopped.is_set():
-        ended = all(future.done() for future in futures)
+        ended = all(future.done() for future in waiting.values())
         try:
             while True:
                 watch(*news.get(timeout=0.0 if ended else 0.1))
         except queue.Empty:
             pass
-        for future in futures:
-            if future.done():
-                future.result()
+        for i in [i for i, future in waiting.items() if future.done()]:
+            keep(i, waiting.pop(i).result())
         if ended:
             return
 

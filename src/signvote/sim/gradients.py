@@ -1,12 +1,10 @@
 """Each worker's gradient for its own batch, straight into one flat vector.
 
-The parameters' `.grad` are views of that vector, so nothing is copied and nothing is allocated again.
-A large batch goes through in chunks where that changes nothing (`Task.chunk`): small pieces stay in the
-cache, which on a CPU makes them faster than one large pass. Batch norm couples the samples of a batch,
-so models with it see each worker's batch whole, and its statistics stay per worker.
-
-Gradients are computed on one thread: how torch splits a convolution's sums among threads changes their
-last bits, and a run must not depend on how many cores there are.
+The parameters are views of one vector and their `.grad` views of another, so nothing is copied, nothing
+is allocated again, and a decision is applied in one go. A large batch goes through in chunks where that
+changes nothing (`Task.chunk`): small pieces stay in the cache, which on a CPU makes them faster than one
+large pass. Batch norm couples the samples of a batch, so models with it see each worker's batch whole,
+and its statistics stay per worker.
 """
 
 from __future__ import annotations
@@ -18,18 +16,24 @@ from signvote.core.layout import Layout, trainable
 from signvote.sim.population import generator
 from signvote.tasks import Task
 
+TRUTH = 1000  # samples that batch norm sees together in the gradient of all data
+
 
 class Gradients:
-    """Computes gradients of one model, which all workers share."""
+    """Computes gradients of one model, which all workers share, one after the other."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         self.task, self.model = task, model
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
-        self.flat = torch.zeros(self.layout.size, dtype=next(iter(self.parameters.values())).dtype)
+        one = next(iter(self.parameters.values()))
+        self.x = torch.empty(self.layout.size, dtype=one.dtype, device=one.device)
+        self.flat = torch.zeros_like(self.x)
         for segment in self.layout.segments:
-            view = self.flat[segment.start : segment.stop].view(segment.shape)
-            self.parameters[segment.name].grad = view
+            parameter, span = self.parameters[segment.name], slice(segment.start, segment.stop)
+            view = self.x[span].view(segment.shape)
+            view.copy_(parameter.detach())
+            parameter.data, parameter.grad = view, self.flat[span].view(segment.shape)
 
     def of(self, indices: Tensor, seed: tuple[int, ...]) -> Tensor:
         """The gradient of the mean loss over these training samples: a view, valid until the next call.
@@ -41,17 +45,37 @@ class Gradients:
         """
         self.flat.zero_()
         self.model.train()
-        train, size = self.task.train, len(indices)
-        with torch.random.fork_rng(devices=[]):
+        device, size = self.x.device, len(indices)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(generator(*seed, 0).initial_seed())
-            inputs = self.task.prepare(train.inputs[indices], generator(*seed, 1))
-            labels = train.labels[indices]
-            for start in range(0, size, self.task.chunk or size):
-                piece = slice(start, start + (self.task.chunk or size))
-                outputs = self.model(inputs[piece])
-                share = len(outputs) / size
-                (self.task.loss(outputs, labels[piece]) * share).backward()  # type: ignore[no-untyped-call]
+            draws = self.task.draw(size, generator(*seed, 1))
+            self._add(indices.to(device), None if draws is None else draws.to(device))
         return self.flat
+
+    def _add(self, indices: Tensor, draws: Tensor | None) -> None:
+        train, size = self.task.train, len(indices)
+        inputs, labels = self.task.prepare(train.inputs[indices], draws), train.labels[indices]
+        chunk = self.task.chunk or size
+        for start in range(0, size, chunk):
+            piece = slice(start, start + chunk)
+            outputs = self.model(inputs[piece])
+            share = len(outputs) / size
+            (self.task.loss(outputs, labels[piece]) * share).backward()  # type: ignore[no-untyped-call]
+
+    def true(self) -> Tensor:
+        """The gradient of all training data, unchanged: a view, valid until the next call.
+
+        Batch norm has no one answer to that: it sees TRUTH samples at a time.
+        """
+        self.flat.zero_()
+        self.model.train()
+        everything = torch.arange(len(self.task.train), device=self.x.device)
+        total = torch.zeros_like(self.flat)
+        for indices in torch.split(everything, TRUTH):
+            self.flat.zero_()
+            self._add(indices, None)
+            total.add_(self.flat, alpha=len(indices) / len(self.task.train))
+        return self.flat.copy_(total)
 
 
 @torch.no_grad()

@@ -162,5 +162,7 @@ def present(
 ) -> list[int]:
     """Who votes in a round: those not away, each of whom misses it with probability `miss`."""
     away = {worker for worker, first, last in absences if first <= round <= last}
-    misses = torch.rand(workers, generator=generator(seed, 4, round)) < miss
-    return [m for m in range(workers) if m not in away and not misses[m]]
+    if miss:
+        misses = torch.rand(workers, generator=generator(seed, 4, round)) < miss
+        away |= {m for m in range(workers) if misses[m]}
+    return [m for m in range(workers) if m not in away]

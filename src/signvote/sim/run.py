@@ -1,57 +1,74 @@
-"""The run loop: every round goes through the real core, from encoder to decision, in real bytes."""
+"""A run: every round goes through the real core, from encoder to decision."""
 
 from __future__ import annotations
 
 import json
 import platform
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from signvote import __version__, checkpoint
-from signvote.checkpoint import write_atomically
-from signvote.core.ballot import Ballot, parse
+from signvote import __version__
+from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.server import Server
-from signvote.core.vote import ONE, Votes
-from signvote.core.worker import apply_decision
+from signvote.core.vote import ONE, Votes, everywhere
 from signvote.errors import StateError
-from signvote.kernels import Planes
+from signvote.kernels import Planes, backend
+from signvote.sim import lengths
 from signvote.sim.attacks import parse_attack
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients, evaluate
+from signvote.sim.machine import Machine
 from signvote.sim.population import Sampler, generator, parse_absences, present, split
+from signvote.sim.together import Together, bytes_sent
 from signvote.tasks import Task
 
 FORMAT = 1
-PHASES = ("gradients", "encode", "server", "apply", "evaluate")
-SECONDS_BETWEEN_CHECKPOINTS = 30.0
+PHASES = ("gradients", "encode", "server", "apply", "evaluate", "total")  # on a GPU: to launch them
+PER_ROUND = ("voters", "bytes_up", "bytes_down")
 
 
 class Run:
-    """A simulated training: `step()` does one round; everything it depends on is in `state_dict()`."""
+    """A simulated training: `step()` does one round; everything it depends on is in `state_dict()`.
 
-    def __init__(self, config: Config, task: Task) -> None:
+    On the CPU workers compute one after the other and every vote is bytes. On a GPU, where the model
+    allows it, they compute together and votes stay on the device; the same core decides.
+
+    Args:
+        config: the run.
+        task: what it trains.
+        machine: where.
+        workshop: kept by the caller between runs, so that the next one of the same kind need not capture
+            its graphs again; the run before is then over.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        machine: Machine | None = None,
+        workshop: dict[Any, Together] | None = None,
+    ) -> None:
         assert config.zeros is not None
         assert config.momentum is not None
-        self.config, self.task = config, task
+        self.config, self.machine = config, machine or Machine()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(config.seed, 0).initial_seed())
-            self.model = task.model()
-        self.gradients = Gradients(task, self.model)
-        self.layout = self.gradients.layout
+            model = task.model()
         parts = split(task.train.labels, config.workers, config.split, config.seed)
         self.sampler = Sampler(parts, config.batch_sizes, config.seed)
         self.absences = parse_absences(config.absent, config.workers)
         self.hostility = parse_attack(config.attack, config.workers)
+        self.gradients, self.together = self._prepared(task, model, {} if workshop is None else workshop)
+        self.layout = self.gradients.layout
         common = {"zeros": config.zeros, "run": config.seed}
         self.encoders = [
             Encoder(self.layout, m, momentum=config.momentum, batch_size=size, **common)  # type: ignore[arg-type]
@@ -64,6 +81,8 @@ class Run:
         )
         self.round = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.machines: list[dict[str, Any]] = []  # what the rounds were computed on
+        self._unsent: Callable[[], tuple[int, int]] | None = None  # bytes of the last round, arriving
         self.history: dict[str, Any] = {
             "evaluations": {"round": [], "accuracy": [], "loss": []},
             "voters": [],
@@ -73,30 +92,69 @@ class Run:
             "sign_error": {"round": [], "error": []},
         }
 
+    def _prepared(
+        self, task: Task, model: nn.Module, workshop: dict[Any, Together]
+    ) -> tuple[Gradients, Together | None]:
+        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit."""
+        config, device = self.config, self.machine.torch_device
+        if not self.machine.is_together:
+            return Gradients(task.to(device), model.to(device)), None
+        key = id(task), config.batch_sizes, config.test_batch, self.machine
+        if key not in workshop:
+            workshop.clear()
+            gradients = Gradients(task.to(device), model.to(device))
+            together = Together(gradients, config.batch_sizes, self.machine, config.test_batch)
+            if together.model is None:
+                return gradients, None
+            workshop[key] = together
+        together = workshop[key]
+        together.restart(model.to(device))
+        return together.gradients_by_one, together
+
+    @property
+    def model(self) -> nn.Module:
+        """The model being trained."""
+        return self.gradients.model
+
     # ---- one round -------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Do the next round; evaluate before the first, at every `evaluate_every`-th and at the last."""
-        if self.round == 0:
-            self._evaluate()
-        t = self.round + 1
-        voters = present(t, self.config.workers, self.config.miss, self.absences, self.config.seed)
-        if self.server is None:
-            self._yardstick(t, voters)
-        else:
-            self._vote(t, voters, self.server)
-        self.round = t
-        self.history["voters"].append(len(voters))
-        if self._is_watched(t):
-            self._evaluate()
+        self._say_where()
+        with self._timed("total"):
+            if self.round == 0:
+                self._evaluate()
+            t = self.round + 1
+            voters = present(t, self.config.workers, self.config.miss, self.absences, self.config.seed)
+            if self.server is None:
+                self._yardstick(t, voters)
+            elif self.together is None:
+                self._vote(t, voters, self.server)
+            else:
+                self._vote_together(t, voters, self.server, self.together)
+            self.round = t
+            self.history["voters"].append(len(voters))
+            if self._is_watched(t):
+                self._evaluate()
 
     def _is_watched(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.config.rounds
 
+    def _seed(self, worker: int, t: int) -> tuple[int, ...]:
+        """Of all that is random in a worker's gradient."""
+        return self.config.seed, 6, t, worker
+
     def _gradient(self, worker: int, t: int) -> Tensor:
         with self._timed("gradients"):
-            indices = self.sampler.batch(worker, t - 1)
-            return self.gradients.of(indices, (self.config.seed, 6, t, worker))
+            return self.gradients.of(self.sampler.batch(worker, t - 1), self._seed(worker, t))
+
+    def _gradients(self, t: int, together: Together) -> None:
+        """Of all workers, those away included: what they would have computed changes nothing."""
+        with self._timed("gradients"):
+            everybody = range(self.config.workers)
+            batches = [self.sampler.batch(m, t - 1) for m in everybody]
+            seeds = [(*self._seed(m, t), 1) for m in everybody]
+            together.gradients(batches, seeds)
 
     def _vote(self, t: int, voters: list[int], server: Server) -> None:
         ballots = {}
@@ -104,33 +162,72 @@ class Run:
             gradient = self._gradient(m, t)
             with self._timed("encode"):
                 planes = self.encoders[m].encode(t, gradient)
-                if planes is not None and self.hostility is not None:
-                    where = {"n": self.layout.size, "seed": self.config.seed, "round": t, "worker": m}
-                    planes = self.hostility.change(planes, **where)
+                if planes is not None:
+                    planes = self._attacked(planes, t, m)
                 ballots[m] = self.encoders[m].ballot(t, planes)
         with self._timed("server"):
             message = server.decide(t, ballots)
-        if self._is_watched(t):
-            self._record_trust(t, server)
-        self._apply(t, message)
+        self._record_trust(t, server)
+        decision = parse(message, layout=self.layout, run=self.config.seed, round=t, worker=SERVER)
+        self._apply(t, decision.planes())
         self.history["bytes_up"].append(sum(map(len, ballots.values())))
         self.history["bytes_down"].append(len(message) * len(voters))
 
-    def _apply(self, t: int, message: bytes) -> None:
-        decision = parse(message, layout=self.layout, run=self.config.seed, round=t, worker=SERVER)
+    def _vote_together(self, t: int, voters: list[int], server: Server, together: Together) -> None:
+        assert self.config.zeros is not None
+        assert self.config.momentum is not None
+        self._gradients(t, together)
+        with self._timed("encode"):
+            settings = {"momentum": self.config.momentum, "zeros": self.config.zeros}
+            votes = together.votes(t, voters, run=self.config.seed, **settings)  # type: ignore[arg-type]
+            votes = self._all_attacked(votes, t)
+        with self._timed("server"):
+            decision = server.decide_planes(t, votes)
+        self._settle()
+        self._unsent = bytes_sent(votes, decision)
+        self._record_trust(t, server)
+        self._apply(t, decision)
+
+    def _attacked(self, planes: Planes, t: int, worker: int) -> Planes:
+        """What this worker sends, honest or not."""
+        if self.hostility is None:
+            return planes
+        where = {"n": self.layout.size, "seed": self.config.seed, "round": t, "worker": worker}
+        return self.hostility.change(planes, **where)
+
+    def _all_attacked(self, votes: Votes, t: int) -> Votes:
+        if self.hostility is None:
+            return votes
+        rows = [
+            self._attacked(votes.planes.map(lambda p: p[i]), t, worker)  # noqa: B023
+            for i, worker in enumerate(votes.workers)
+        ]
+        partial = any(planes.support is not None for planes in rows)
+        full = everywhere(votes.n, votes.planes.signs.device)
+        supports = [full if planes.support is None else planes.support for planes in rows]
+        stacked = Planes(torch.stack([p.signs for p in rows]), torch.stack(supports) if partial else None)
+        return replace(votes, planes=stacked)
+
+    def _settle(self) -> None:
+        """Note what the last round sent."""
+        if self._unsent is not None:
+            up, down = self._unsent()
+            self.history["bytes_up"].append(up)
+            self.history["bytes_down"].append(down)
+            self._unsent = None
+
+    def _apply(self, t: int, decision: Planes) -> None:
+        """X <- x - step * decision (paper, eq. 5)."""
         if self.config.sign_error and self._is_watched(t):
-            everything = self.gradients.of(torch.arange(len(self.task.train)), (self.config.seed, 7))
-            error = _sign_error(unpack_signs(decision.planes(), self.layout.size), everything)
-            self._note("sign_error", round=t, error=error)
+            decided = unpack_signs(decision, self.layout.size)
+            self._note("sign_error", round=t, error=_sign_error(decided, self.gradients.true()))
         with self._timed("apply"):
-            apply_decision(self.gradients.parameters, decision, self.config.step_at(t))
+            x = self.gradients.x
+            backend(x.device).step_(x, decision, 0, self.config.step_at(t))
 
     def _yardstick(self, t: int, voters: list[int]) -> None:
         """`oracle`: the sign of the batch-weighted mean gradient. `sgd`: that mean itself."""
-        mean = torch.zeros(self.layout.size)
-        total = sum(self.config.batch_sizes[m] for m in voters)
-        for m in voters:
-            mean.add_(self._gradient(m, t), alpha=self.config.batch_sizes[m] / total)
+        mean = self._mean(t, voters)
         self.history["bytes_up"].append(mean.nbytes * len(voters))
         self.history["bytes_down"].append(mean.nbytes * len(voters))
         with self._timed("encode"):
@@ -138,25 +235,41 @@ class Run:
         if planes is None:
             return
         if self.config.rule == "oracle":
-            who = {"worker": SERVER, "round": t, "run": self.config.seed}
-            self._apply(t, Ballot.cast(self.layout, planes, **who).to_bytes())
+            self._apply(t, planes)
             return
-        with self._timed("apply"), torch.no_grad():  # encode left the average in `mean`
-            for segment in self.layout.segments:
-                move = mean[segment.start : segment.stop].view(segment.shape)
-                self.gradients.parameters[segment.name].sub_(move, alpha=self.config.step_at(t))
+        with self._timed("apply"):  # encode left the average in `mean`
+            self.gradients.x.sub_(mean, alpha=self.config.step_at(t))
+
+    def _mean(self, t: int, voters: list[int]) -> Tensor:
+        if self.together is not None:
+            self._gradients(t, self.together)
+            return self.together.mean(voters)
+        mean = torch.zeros_like(self.gradients.flat)
+        total = sum(self.config.batch_sizes[m] for m in voters)
+        for m in voters:
+            mean.add_(self._gradient(m, t), alpha=self.config.batch_sizes[m] / total)
+        return mean
 
     # ---- what is watched -------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
         with self._timed("evaluate"):
-            accuracy, loss = evaluate(self.task, self.model, self.config.test_batch)
+            accuracy, loss = (
+                evaluate(self.gradients.task, self.model, self.config.test_batch)
+                if self.together is None
+                else self.together.evaluate()
+            )
         self._note("evaluations", round=self.round, accuracy=accuracy, loss=loss)
 
     def _record_trust(self, t: int, server: Server) -> None:
         """Mean weight of each worker in the next vote, and how much of this one it was overruled in."""
+        if not self._is_watched(t):
+            return
+        server.settle()
         workers, n = tuple(range(self.config.workers)), self.layout.size
-        nothing = Planes(torch.empty(len(workers), 0, dtype=torch.int64), None)
+        nothing = Planes(
+            torch.empty(len(workers), 0, dtype=torch.int64, device=self.gradients.x.device), None
+        )
         everyone = Votes(workers=workers, planes=nothing, n=n, batch_sizes=self.config.batch_sizes)
         weight = (server.rule.weights(everyone).double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
@@ -172,8 +285,15 @@ class Run:
         yield
         self.seconds[phase] += time.perf_counter() - start
 
+    def _say_where(self) -> None:
+        """Note where the rounds from here on are computed, if that is new."""
+        here = self.machine.named()
+        if not self.machines or {k: self.machines[-1][k] for k in here} != here:
+            self.machines.append({"from_round": self.round + 1, **here})
+
     def result(self, status: str) -> dict[str, Any]:
         """What results.json holds of this run."""
+        self._settle()
         trust = {"workers": list(range(self.config.workers)), **self.history["trust"]}
         return {
             "format": FORMAT,
@@ -186,16 +306,22 @@ class Run:
             "status": status,
             "coordinates": self.layout.size,
             "rounds_done": self.round,
+            "machine": self.machines,
             "seconds": self.seconds,
             **self.history,
-            "trust": trust if trust["round"] else {},
-            "sign_error": self.history["sign_error"] if self.config.sign_error else {},
+            **{name: lengths.pack(self.history[name]) for name in PER_ROUND},
+            "trust": _short(trust) if trust["round"] else {},
+            "sign_error": _short(self.history["sign_error"]) if self.config.sign_error else {},
         }
 
     # ---- stopping and going on -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit."""
+        self._settle()
+        averages: list[Tensor | None] = [encoder.average for encoder in self.encoders]
+        if self.together is not None and self.config.momentum and self.server is not None:
+            averages = [average.cpu() for average in self.together.averages]
         return {
             "kind": "run",
             "version": FORMAT,
@@ -203,9 +329,10 @@ class Run:
             "round": self.round,
             "model": {name: p.detach() for name, p in self.model.state_dict().items()},
             "server": None if self.server is None else self.server.state_dict(),
-            "averages": [encoder.average for encoder in self.encoders],
+            "averages": averages,
             "history": self.history,
             "seconds": self.seconds,
+            "machines": self.machines,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -218,74 +345,23 @@ class Run:
             what = ", ".join(f"{k} {its.get(k)!r} instead of {mine.get(k)!r}" for k in differing)
             raise StateError(f"the checkpoint is of another run: {what}")
         self.round, self.history, self.seconds = state["round"], state["history"], state["seconds"]
+        self.machines, self._unsent = state["machines"], None
         self.model.load_state_dict(state["model"])
         for encoder, average in zip(self.encoders, state["averages"], strict=True):
-            encoder.average = average
+            encoder.average = None if average is None else average.to(self.gradients.x.device)
+        if self.together is not None:
+            self.together.load_averages(state["averages"])
         if self.server is not None:
             self.server.load_state_dict(state["server"])
 
 
-def train(
-    config: Config,
-    task: Task,
-    out: Path,
-    *,
-    resume: bool = False,
-    watch: Callable[[Run], bool | None] = lambda run: None,
-) -> dict[str, Any]:
-    """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.
-
-    Args:
-        config: the run.
-        task: what `load_task(config.task)` gives, or one's own.
-        out: a folder, made if need be.
-        resume: go on from the checkpoint in `out`, if there is one.
-        watch: called after every round; the run stops if it says True.
-
-    """
-    path = out / "checkpoint.safetensors"
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # see gradients.py
-    try:
-        run = Run(config, task)
-        out.mkdir(parents=True, exist_ok=True)
-        if resume and path.exists():
-            run.load_state_dict(checkpoint.load(path))
-        saved = time.monotonic()
-        with interruptible() as stopped:
-            while run.round < config.rounds and not stopped.is_set():
-                run.step()
-                if watch(run):
-                    stopped.set()
-                if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
-                    checkpoint.save(path, run.state_dict())
-                    saved = time.monotonic()
-            checkpoint.save(path, run.state_dict())
-            result = run.result("done" if run.round == config.rounds else "interrupted")
-            write_atomically(out / "result.json", json.dumps(result).encode())
-    finally:
-        torch.set_num_threads(threads)
-    return result
+def _short(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with 6 significant digits."""
+    return {name: json.loads(json.dumps(value), parse_float=_six) for name, value in values.items()}
 
 
-@contextmanager
-def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a round is never cut in half; a second Ctrl-C raises."""
-    stopped = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopped
-        return
-
-    def stop(*_: object) -> None:
-        if stopped.is_set():
-            raise KeyboardInterrupt
-        stopped.set()
-
-    before = signal.signal(signal.SIGINT, stop)
-    try:
-        yield stopped
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _six(number: str) -> float:
+    return float(f"{float(number):.6g}")
 
 
 def _sign_error(decision: Tensor, truth: Tensor) -> float:

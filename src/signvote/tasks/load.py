@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from signvote.names import check_name
-from signvote.tasks.augment import crop_and_flip
+from signvote.tasks.augment import Augment, crop_and_flip
 from signvote.tasks.files import data_folder, read_bundled, read_cifar10, read_mnist
 from signvote.tasks.models import CHUNKS, CIFAR_SHAPE, MNIST_SHAPE, Shape, model_for
-from signvote.tasks.task import Augment, Data, Task
+from signvote.tasks.task import Data, Task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,21 @@ class MnistCnn(nn.Module):
         return out
 
 
+class BatchNormReLU(nn.BatchNorm2d):
+    """relu(batch norm + shortcut): one layer, because that is how often memory should be passed through.
+
+    It keeps no running statistics, as in the authors' code.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, track_running_stats=False)
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """(n, C, H, W) -> the same shape."""
+        out = super().forward(x)
+        return F.relu(out if shortcut is None else out + shortcut)
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters: every second pixel, new channels zero."""
 
@@ -57,14 +72,14 @@ class Block(nn.Module):
         super().__init__()
         self.stride = channels // channels_in
         self.conv1 = nn.Conv2d(channels_in, channels, 3, self.stride, padding=1, bias=False)
-        self.bn1 = _batch_norm(channels)
+        self.bn1 = BatchNormReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = _batch_norm(channels)
+        self.bn2 = BatchNormReLU(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C_in, H, W) -> (n, C, H / stride, W / stride)."""
-        out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        return F.relu(out + self._shortcut(x))
+        out: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), self._shortcut(x))
+        return out
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride == 1:
@@ -83,7 +98,7 @@ class ResNet(nn.Module):
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn = _batch_norm(16)
+        self.bn = BatchNormReLU(16)
         widths = [16] + [16] * blocks + [32] * blocks + [64] * blocks
         self.blocks = nn.Sequential(*(Block(a, b) for a, b in pairwise(widths)))
         self.fc = nn.Linear(64, CLASSES)
@@ -93,7 +108,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, 32, 32) -> (n, 10)."""
-        x = self.blocks(F.relu(self.bn(self.conv(x))))  # (n, 64, 8, 8)
+        x = self.blocks(self.bn(self.conv(x)))  # (n, 64, 8, 8)
         out: Tensor = self.fc(x.mean((2, 3)))
         return out
 
@@ -101,10 +116,6 @@ class ResNet(nn.Module):
 def mlp(pixels: int = math.prod(MNIST_SHAPE)) -> nn.Module:
     """One hidden layer of 64; an image of any shape is a row of pixels."""
     return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-
-
-def _batch_norm(channels: int) -> nn.Module:
-    return nn.BatchNorm2d(channels, track_running_stats=False)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from signvote.errors import ConfigError
-
-Augment = Callable[[Tensor, torch.Generator], Tensor]
+from signvote.tasks.augment import Augment
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +42,7 @@ class Task:
     >>> data = Data(inputs=points, labels=(points.sum(1) > 0).long())
     >>> task = Task(name="half-planes", train=data, test=data, model=lambda: nn.Linear(2, 2))
 
-    For another loss, derive from this class and override `loss`.
+    For another loss, derive from this class and override `losses`.
     """
 
     name: str
@@ -75,18 +74,22 @@ class Task:
         if not all(d > 0 for d in self.deviation):
             raise ConfigError(f"deviation is {self.deviation}; every one must be above 0")
 
-    def prepare(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def draw(self, n: int, generator: torch.Generator) -> Tensor | None:
+        """What `prepare` needs to change n training images at random, on the CPU; None: no change."""
+        return None if self.augment is None else self.augment.draw(n, generator)
+
+    def prepare(self, inputs: Tensor, draws: Tensor | None = None) -> Tensor:
         """Inputs as the model wants them: images as normalised float32, channels last; others as they are.
 
             x = (image / 255 - mean) / deviation      per channel
 
         Args:
             inputs: some rows of `train.inputs` or `test.inputs`, on any device.
-            generator: given in training; draws the augmentation, if the task has one.
+            draws: of `draw`, in training, beside the inputs; None: they stay as they are.
 
         """
-        if generator is not None and self.augment is not None:
-            inputs = self.augment(inputs, generator)
+        if draws is not None and self.augment is not None:
+            inputs = self.augment.change(inputs, draws)
         if not self.mean:
             return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
         x = torch.empty(
@@ -96,9 +99,21 @@ class Task:
             x[:, c] = inputs[:, c].float().mul_(1 / (255 * deviation)).sub_(mean / deviation)
         return x
 
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, (n,): cross entropy of the outputs (n, classes)."""
+        return F.cross_entropy(outputs, labels, reduction="none")
+
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross entropy of the outputs (n, classes)."""
-        return F.cross_entropy(outputs, labels)
+        """The mean loss."""
+        return self.losses(outputs, labels).mean()
+
+    def to(self, device: torch.device) -> Task:
+        """The same task with its data on a device."""
+
+        def moved(data: Data) -> Data:
+            return Data(inputs=data.inputs.to(device), labels=data.labels.to(device))
+
+        return replace(self, train=moved(self.train), test=moved(self.test))
 
 
 def _are_images(inputs: Tensor) -> bool:

@@ -1,0 +1,86 @@
+"""The loop around a run: checkpoints, Ctrl-C, the result's file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from signvote import checkpoint
+from signvote.checkpoint import write_atomically
+from signvote.sim.config import Config
+from signvote.sim.machine import Machine
+from signvote.sim.run import Run
+from signvote.sim.together import Together
+from signvote.tasks import Task
+
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+
+
+def train(
+    config: Config,
+    task: Task,
+    out: Path,
+    *,
+    resume: bool = False,
+    watch: Callable[[Run], bool | None] = lambda run: None,
+    machine: Machine | None = None,
+    workshop: dict[Any, Together] | None = None,
+) -> dict[str, Any]:
+    """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.
+
+    Args:
+        config: the run.
+        task: what `load_task(config.task)` gives, or one's own.
+        out: a folder, made if need be.
+        resume: go on from the checkpoint in `out`, if there is one.
+        watch: called after every round; the run stops if it says True.
+        machine: where to compute; default: the CPU.
+        workshop: see Run.
+
+    """
+    path = out / "checkpoint.safetensors"
+    machine = machine or Machine()
+    with machine.ready():
+        run = Run(config, task, machine, workshop)
+        out.mkdir(parents=True, exist_ok=True)
+        if resume and path.exists():
+            run.load_state_dict(checkpoint.load(path))
+        saved = time.monotonic()
+        with interruptible() as stopped:
+            while run.round < config.rounds and not stopped.is_set():
+                run.step()
+                if watch(run):
+                    stopped.set()
+                if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
+                    checkpoint.save(path, run.state_dict())
+                    saved = time.monotonic()
+            checkpoint.save(path, run.state_dict())
+            result = run.result("done" if run.round == config.rounds else "interrupted")
+            write_atomically(out / "result.json", json.dumps(result).encode())
+    return result
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets, so that a round is never cut in half; a second Ctrl-C raises."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+
+    def stop(*_: object) -> None:
+        if stopped.is_set():
+            raise KeyboardInterrupt
+        stopped.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)

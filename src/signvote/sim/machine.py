@@ -1,0 +1,96 @@
+"""Where a run computes, and how exactly: the settings of torch that decide whether it can be repeated.
+
+On the CPU gradients take one thread: how torch splits a convolution's sums among threads changes their
+last bits, and a run must not depend on how many cores there are. On a GPU all sums of ours have a fixed
+order and cuDNN is told to choose algorithms that have one, so a run repeats bit for bit on the same kind
+of GPU with the same versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from signvote.errors import ConfigError
+from signvote.names import check_name
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A device and the precision of its matrix products.
+
+    Args:
+        device: "cpu", "cuda" or "cuda:1".
+        precision: of products on a GPU; sums, parameters and what is voted on stay float32. "float32":
+            exact. "tf32": inputs rounded to 11 bits, PyTorch's default for convolutions, and so the
+            authors'. "bf16": activations, too, kept in 8 bits.
+        together: all workers' gradients in one pass, votes not written as bytes; None: on a GPU.
+
+    """
+
+    device: str = "cpu"
+    precision: Precision = "tf32"
+    together: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_name("precision", self.precision, get_args(Precision))
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            kind = ""
+        if kind not in ("cpu", "cuda"):
+            raise ConfigError(f"device is {self.device!r}; it must be cpu, cuda or cuda:NUMBER")
+        if kind == "cuda":
+            count = torch.cuda.device_count()
+            if (self.torch_device.index or 0) >= count:
+                has = f"has {count} GPUs" if count else "finds no GPU here"
+                raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
+
+    @property
+    def torch_device(self) -> torch.device:
+        """As torch has it."""
+        return torch.device(self.device)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is a GPU."""
+        return self.torch_device.type == "cuda"
+
+    @property
+    def is_together(self) -> bool:
+        """Whether all workers compute in one pass, where the model allows it."""
+        return self.on_gpu if self.together is None else self.together
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations."""
+        return torch.bfloat16 if self.on_gpu and self.precision == "bf16" else torch.float32
+
+    def named(self) -> dict[str, str]:
+        """What a result says of it."""
+        if not self.on_gpu:
+            return {"device": "cpu", "precision": "float32"}
+        return {"device": torch.cuda.get_device_name(self.torch_device), "precision": self.precision}
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Set torch up, and back again afterwards."""
+        threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        rounded = self.precision != "float32"
+        torch.set_num_threads(1)
+        torch.set_float32_matmul_precision("high" if rounded else "highest")
+        convolutions = torch.backends.cudnn.flags(
+            enabled=True, benchmark=False, deterministic=True, allow_tf32=rounded
+        )
+        try:
+            with convolutions:
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(products)

@@ -1,0 +1,123 @@
+"""A study: a TOML file that says which runs make up a published result.
+
+    task = "mnist"                       # what all runs share: any setting of a run
+    rounds = 3000
+    seeds = [0, 1, 2]
+
+    [[grid]]                             # rules x modes x seeds; as many grids as one likes
+    rules = ["majority", "it-signsgd"]
+    modes = [1, 2, 3, 4]
+    recipe = "paper"
+
+A grid's settings go before the shared ones. A run that is in several grids is run once.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import types
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from signvote.core.layout import Layout
+from signvote.core.rules import RULES, make_rule
+from signvote.errors import ConfigError
+from signvote.names import check_name
+from signvote.sim.compare import identity, names_of
+from signvote.sim.config import Config
+
+LISTS = {"rules": "rule", "modes": "mode", "seeds": "seed"}  # what a grid multiplies -> setting of a run
+HINTS: dict[str, Any] = get_type_hints(Config)
+SETTINGS = [*LISTS, *(f.name for f in fields(Config) if f.name not in LISTS.values())]
+
+
+def read_study(path: Path, seeds: Sequence[int] = ()) -> dict[str, Config]:
+    """The runs of a study by name, in the order of the file.
+
+    Args:
+        path: the TOML file.
+        seeds: if any, instead of the file's.
+
+    """
+    try:
+        written = tomllib.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+    shared = {name: value for name, value in written.items() if name != "grid"}
+    grids = written.get("grid", [])
+    if not (isinstance(grids, list) and grids and all(isinstance(grid, dict) for grid in grids)):
+        raise ConfigError(f"{path} asks for no runs; wanted at least one [[grid]] with rules = [...]")
+    runs: dict[str, Config] = {}
+    for number, grid in enumerate(grids, 1):
+        try:
+            runs |= {identity(config): config for config in _runs(shared, grid, seeds)}
+        except ConfigError as error:
+            raise ConfigError(f"{path}, grid {number}: {error}") from None
+    configs = list(runs.values())
+    return dict(zip(names_of(configs), configs, strict=True))
+
+
+def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) -> list[Config]:
+    settings = shared | grid
+    for name, value in settings.items():
+        check_name("setting", name, SETTINGS)
+        _check_value(name, value)
+    for name, example in (("task", "'mnist'"), ("rules", "['majority', 'pooled']")):
+        if name not in settings:
+            raise ConfigError(f"{name} is missing; give one, such as {name} = {example}")
+    lists = {one: settings.pop(many, None) for many, one in LISTS.items()}
+    values: dict[str, Any] = {name: _ready(name, value) for name, value in settings.items()}
+    each = product(lists["mode"] or [None], seeds or lists["seed"] or [0], lists["rule"])
+    configs = [Config(mode=mode, seed=seed, rule=rule, **values) for mode, seed, rule in each]
+    for rule in set(lists["rule"]) & set(RULES):
+        make_rule(rule, Layout([("any", (64,))]), **settings.get("options", {}))  # wrong ones are told now
+    return configs
+
+
+def _ready(name: str, value: Any) -> Any:
+    """As a run has it: a tuple for a list, and 1.0 for 1 where fractions may stand."""
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if float in (HINTS[name], *get_args(HINTS[name])) else value
+
+
+def _check_value(name: str, value: Any) -> None:
+    hint = types.GenericAlias(list, (HINTS[LISTS[name]],)) if name in LISTS else HINTS[name]
+    if not _fits(value, hint) or (name in LISTS and not value):
+        raise ConfigError(f"{name} is {value!r}; wanted {_in_words(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of TOML may stand for what a setting wants."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, choice) for choice in inside)
+    if origin is Literal:
+        return value in inside
+    if origin in (list, tuple):
+        return isinstance(value, list) and all(_fits(item, inside[0]) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
+
+
+def _in_words(hint: Any) -> str:
+    """A type as a user would say it.
+
+    >>> _in_words(int | None), _in_words(list[str])
+    ('a whole number', 'a list, each a text')
+    """
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_in_words(choice) for choice in inside if choice is not types.NoneType)
+    if origin is Literal:
+        return " or ".join(map(repr, inside))
+    if origin in (list, tuple):
+        return f"a list, each {_in_words(inside[0])}"
+    return words.get(hint, "a table")

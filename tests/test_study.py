@@ -1,0 +1,306 @@
+"""Studies: what their file may say, each run once, going on from results.json alone; the paper's claims."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paper.claims import Lead, leads, report, verdicts
+
+from signvote import ConfigError
+from signvote.report.groups import groups
+from signvote.sim import Config
+from signvote.sim.compare import compare, in_order, name_of, names_of
+from signvote.sim.lengths import pack, unpack
+from signvote.sim.study import read_study
+from tests.test_package import command
+from tests.test_report import made_up_run, results_of
+from tests.test_sim import small
+
+PAPER = Path(__file__).parent.parent / "paper"
+TINY = """
+task = "mnist-10k"
+model = "mlp"
+rounds = 3
+evaluate_every = 2
+total = 60
+
+[[grid]]
+rules = ["majority", "pooled"]
+modes = [1, 4]
+recipe = "paper"
+
+[[grid]]
+rules = ["pooled"]
+modes = [4]
+recipe = "tuned"
+"""
+
+
+def written(folder: Path, text: str = TINY) -> Path:
+    path = folder / "tiny.toml"
+    path.write_text(text)
+    return path
+
+
+# ---- lists kept short ----------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3)))
+def test_packing_loses_nothing(values: list[int]) -> None:
+    packed = pack(values)
+    assert unpack(packed) == values
+    assert unpack(values) == values, "older files hold plain lists"
+    assert all(times > 0 for _, times in packed)
+    assert all(a[0] != b[0] for a, b in pairwise(packed))
+
+
+def test_a_constant_list_is_one_pair() -> None:
+    assert pack([15] * 3000) == [[15, 3000]]
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_grids_are_multiplied_out(tmp_path: Path) -> None:
+    runs = read_study(written(tmp_path))
+    assert list(runs) == [
+        "mnist-10k-majority-paper-mode1-seed0",
+        "mnist-10k-pooled-paper-mode1-seed0",
+        "mnist-10k-majority-paper-mode4-seed0",
+        "mnist-10k-pooled-paper-mode4-seed0",
+        "mnist-10k-pooled-tuned-mode4-seed0",
+    ]
+    assert {config.model for config in runs.values()} == {"mlp"}
+    assert runs["mnist-10k-pooled-tuned-mode4-seed0"].momentum == 0.9
+    assert {config.seed for config in read_study(written(tmp_path), (3, 5)).values()} == {3, 5}
+
+
+def test_a_grid_goes_before_what_is_shared_and_a_run_in_two_grids_is_one(tmp_path: Path) -> None:
+    text = 'task = "mnist"\nrounds = 5\nrules = ["majority"]\n[[grid]]\nseeds = [0, 1]\n'
+    assert len(read_study(written(tmp_path, text + "[[grid]]\nseeds = [1, 2]\n"))) == 3
+    runs = read_study(written(tmp_path, text + "[[grid]]\nrounds = 9\nstep = 1\nabsent = ['0:1:2']\n"))
+    assert [config.rounds for config in runs.values()] == [5, 5, 9]
+    assert list(runs.values())[2].absent == ("0:1:2",)
+    assert len(read_study(written(tmp_path, text + "[[grid]]\nseeds = [0]\nmiss = 0\n"))) == 2, "0 is 0.0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task = ", r"tiny.toml is no TOML: "),
+        ('task = "mnist"', r"asks for no runs; wanted at least one \[\[grid\]\]"),
+        ('[grid]\nrules = ["pooled"]', "asks for no runs"),
+        ('[[grid]]\nrules = ["pooled"]', "grid 1: task is missing; give one, such as task = 'mnist'"),
+        ('task = "mnist"\n[[grid]]\n', "rules is missing; give one"),
+        ('[[grid]]\nruels = ["pooled"]', "grid 1: there is no setting 'ruels'; did you mean 'rules'"),
+        ("[[grid]]\nmode = 4", "there is no setting 'mode'; did you mean 'modes'"),
+        ('task = "mnist"\nround = 5\n[[grid]]', "there is no setting 'round'; did you mean 'rounds'"),
+        ("[[grid]]\nrules = []", r"rules is \[\]; wanted a list, each a text"),
+        ('[[grid]]\nseeds = ["one"]', r"seeds is \['one'\]; wanted a list, each a whole number"),
+        ("[[grid]]\nrounds = 3.5", "rounds is 3.5; wanted a whole number"),
+        ("[[grid]]\nrounds = true", "rounds is True; wanted a whole number"),
+        ('[[grid]]\nstep = "big"', "step is 'big'; wanted a number"),
+        ("[[grid]]\nsign_error = 1", "sign_error is 1; wanted true or false"),
+        ('[[grid]]\nzeros = "up"', "zeros is 'up'; wanted 'coin' or 'abstain'"),
+        ("[[grid]]\noptions = 3", "options is 3; wanted a table"),
+        ('task = "mnist"\n[[grid]]\nrules = ["poled"]', "grid 1: there is no rule 'poled'; did you mean"),
+        (
+            'task = "mnist"\n[[grid]]\nrules = ["pooled"]\noptions = { warm = 3 }',
+            "has no option warm; it has",
+        ),
+    ],
+)
+def test_a_file_that_says_it_wrong(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_study(written(tmp_path, text))
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+def test_a_name_tells_what_is_not_as_usual() -> None:
+    def name(rule: str = "pooled", **settings: Any) -> str:
+        return name_of(Config(task="mnist", rule=rule, **settings))
+
+    assert name(mode=4, seed=2) == "mnist-pooled-tuned-mode4-seed2"
+    assert name("sgd") == "mnist-sgd-tuned-mode1-seed0"
+    assert name(batch_sizes=(4, 4)) == "mnist-pooled-tuned-batches-seed0"
+    assert name(attack="flip=0.3:2", split="dirichlet:0.5") == (
+        "mnist-pooled-tuned-mode1-split=dirichlet_0.5-attack=flip=0.3_2-seed0"
+    )
+    assert name(options={"per": "tensor", "forgetting": 0.98}, step=0.01) == (
+        "mnist-pooled-tuned-mode1-forgetting=0.98-per=tensor-step=0.01-seed0"
+    )
+    assert name(absent=("0:1:6", "3:4")) == "mnist-pooled-tuned-mode1-absent=0_1_6+3_4-seed0"
+
+
+def test_namesakes_are_told_apart() -> None:
+    configs = [small(), small(rounds=5), small(batch_sizes=(4, 4), rounds=5), small("majority")]
+    names = names_of(configs)
+    assert len(set(names)) == 4
+    assert names[1] == f"{name_of(configs[1])}-workers=4-batch_sizes=4+4+8+32-rounds=5"
+    assert names[3] == name_of(configs[3])
+
+
+def test_runs_of_equal_batches_follow_each_other() -> None:
+    configs = [small(batch_sizes=sizes) for sizes in ((4, 4), (8, 8), (4, 4), (8, 8), (2, 2))]
+    assert in_order([0, 1, 2, 3, 4], configs) == [0, 2, 1, 3, 4]
+    assert in_order([1, 2, 4], configs) == [2, 1, 4]
+
+
+# ---- going on ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_alone(tmp_path: Path) -> None:
+    path, out = written(tmp_path), tmp_path / "tiny"
+    first = command("study", str(path), "--jobs", "1", "--only", "pooled")
+    assert first.returncode == 0, first.stderr
+    assert {f.name for f in out.iterdir()} == {
+        "figure.png", "figure.svg", "report.html", "results.json", "results.md", "runs",
+    }  # fmt: skip
+    assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
+    shutil.rmtree(out / "runs")
+
+    assert command("study", str(path), "--jobs", "1").returncode == 0
+    assert sorted(f.name for f in (out / "runs").iterdir()) == [
+        "mnist-10k-majority-paper-mode1-seed0", "mnist-10k-majority-paper-mode4-seed0",
+    ]  # fmt: skip
+    results = json.loads((out / "results.json").read_text())
+    assert [run["config"]["rule"] for run in results["runs"]] == [
+        "majority", "pooled", "majority", "pooled", "pooled",
+    ]  # fmt: skip
+    assert results["command"] == f"signvote study {path}", "of a whole study, one command"
+
+    more = command("study", str(path), "--jobs", "1", "--seeds", "1", "--only", "tuned")
+    assert more.returncode == 0, more.stderr
+    results = json.loads((out / "results.json").read_text())
+    assert [run["config"]["seed"] for run in results["runs"]] == [1, 0, 0, 0, 0, 0]
+    assert results["command"].splitlines() == [
+        f"signvote study {path}", f"signvote study {path} --seeds 1 --only tuned",
+    ]  # fmt: skip
+    table = (out / "results.md").read_text()
+    assert table.startswith("mnist-10k: test accuracy in % after 3 rounds, 1 to 2 seeds")
+    assert "| pooled | tuned |" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "Missing from signvote study"),
+        (("nowhere.toml",), "No such file or directory: nowhere.toml"),
+        (("tiny.toml", "--only", "pooledd"), "no run has 'pooledd' in its name; a name is 'mnist-10k-maj"),
+        (("tiny.toml", "--jobs", "0"), "jobs is 0"),
+        (("tiny.toml", "--precision", "half"), "half"),
+        (("tiny.toml", "--device", "abacus"), "device is 'abacus'; it must be cpu, cuda or cuda:NUMBER"),
+    ],
+)
+def test_a_study_that_cannot_be_run(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    written(tmp_path)
+    code = "from signvote.cli import main; main()"
+    line = [sys.executable, "-c", code, "study", *arguments]
+    run = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 2
+    assert text in run.stderr
+    assert "Traceback" not in run.stderr
+    assert [f.name for f in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
+    """No process is started, no folder made; what nobody asks for stays, other settings are other runs."""
+    config, other = small(), small(rounds=99)
+    runs = [
+        made_up_run() | {"config": c.as_dict(), "rounds_done": c.rounds, "status": status}
+        for c, status in ((other, "interrupted"), (config, "done"))
+    ]
+    runs.append(made_up_run() | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
+    (tmp_path / "results.json").write_text(json.dumps(results_of(*runs)))
+    seen: list[tuple[int, int, float]] = []
+    results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
+    assert results["runs"] == json.loads(json.dumps([runs[1], runs[0], runs[2]]))
+    assert results["command"].splitlines() == ["signvote compare --task mnist-10k", "new"]
+    assert seen == [(0, config.rounds, runs[1]["evaluations"]["accuracy"][-1])]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7, "runs": []}', '{"format": 1, "runs": 3}'])
+def test_a_results_file_that_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"results.json holds no results of format 1; choose another --out"):
+        compare([small()], tmp_path)
+
+
+# ---- the paper -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "seeds"), [("fig1-mnist", 3), ("fig1-cifar10", 1)])
+def test_the_papers_studies(name: str, seeds: int) -> None:
+    runs = list(read_study(PAPER / f"{name}.toml").values())
+    assert len(runs) == 4 * 4 * seeds
+    assert {(c.rounds, c.evaluate_every, c.workers, sum(c.batch_sizes)) for c in runs} == {
+        (3000, 100, 15, 960)
+    }
+    authors = [c for c in runs if c.recipe == "paper"]
+    assert {(c.step, c.momentum, c.schedule, c.zeros) for c in authors} == {
+        (1e-3, 0.0, "constant", "abstain")
+    }
+    assert {c.rule for c in runs if c.recipe == "tuned"} == {"pooled"}
+    assert all(c.options == ({"zero_is_symbol": True} if c.rule == "it-signsgd" else {}) for c in runs)
+
+
+def level(rule: str, mode: int, seed: int, accuracy: float, best: float = 0.0) -> dict[str, Any]:
+    run = made_up_run(rule, mode, seed)
+    run["evaluations"] = {"round": [0, 10, 20], "accuracy": [0.1, best, accuracy], "loss": [2.3, 1.0, 1.0]}
+    return run
+
+
+def test_claims_are_paired_by_seed_and_answered() -> None:
+    plain = {1: (0.98, 0.99), 2: (0.95, 0.96), 3: (0.93, 0.90), 4: (0.85, 0.80)}
+    ahead = {1: (0.001, -0.001), 2: (0.01, 0.02), 3: (0.02, 0.04), 4: (0.05, -0.6)}
+    runs = [level("majority", m, s, plain[m][s]) for m in plain for s in (0, 1)]
+    runs += [level("it-signsgd", m, s, plain[m][s] + ahead[m][s], best=0.97) for m in plain for s in (0, 1)]
+    runs += [level("it-signsgd", 4, 7, 0.5), made_up_run("pooled", None)]  # a seed without its pair, no mode
+    found = groups(results_of(*runs))[:-1]
+    last = leads(found, "it-signsgd", "last")
+    assert [lead.mode for lead in last] == [1, 2, 3, 4]
+    assert [lead.by_seed for lead in last] == [pytest.approx(ahead[m]) for m in plain]
+    assert verdicts(last) == {"a": "only in mode 2, mode 3", "b": "no", "c": "yes"}
+    best = leads(found, "it-signsgd", "best")
+    assert verdicts(best)["b"] == "yes"
+    text = report(results_of(*runs))
+    assert "| mode 2 | +1.50 ± 1.00, ahead in 2 of 2 |" in text
+    assert "last evaluation: (a) only in mode 2, mode 3; (b) no; (c) yes." in text
+    assert (
+        "| majority, tuned recipe | mode 1, mode 2, mode 3, mode 4 | 72,812 | 72,812 | 2,328,104 | 31.97"
+        in text
+    )
+
+
+def test_verdicts() -> None:
+    def of(*values: float, first: int = 1) -> dict[str, str]:
+        return verdicts([Lead(mode=first + i, by_seed=(v, v)) for i, v in enumerate(values)])
+
+    assert of(0.0, 0.01, 0.02, 0.03) == {"a": "yes", "b": "yes", "c": "yes"}
+    assert of(0.05, -0.01, -0.02) == {"a": "no", "b": "no", "c": "no"}
+    assert of(0.0) == {"a": "not tried", "b": "not tried", "c": "yes"}
+    assert of(0.1, first=4) == {"a": "yes", "b": "not tried", "c": "not tried"}
+
+
+def test_the_claims_are_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results_of(made_up_run("majority"), made_up_run("pooled"))))
+    line = [sys.executable, "-m", "paper.claims"]
+    run = subprocess.run([*line, str(path)], capture_output=True, text=True, cwd=PAPER.parent, check=True)
+    assert "Lead of pooled over majority in points" in run.stdout
+    wrong = subprocess.run(line, capture_output=True, text=True, cwd=PAPER.parent)
+    assert wrong.returncode == 1
+    assert "usage: python -m paper.claims RESULTS.json" in wrong.stderr

@@ -1,0 +1,265 @@
+"""All workers in one pass: what each would compute by itself, and the same run, bytes and all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from signvote import ConfigError
+from signvote.core.layout import Layout, trainable
+from signvote.sim import Config, Run, train
+from signvote.sim.gradients import Gradients
+from signvote.sim.layers import Crew, Parts, side_by_side
+from signvote.sim.machine import Machine
+from signvote.sim.together import Together
+from signvote.tasks import MODELS, Data, Task, load_task
+from signvote.tasks.augment import crop_and_flip
+
+CPU = torch.device("cpu")
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+]
+SIZES = [3, 1, 5, 3]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Task:
+    return load_task("mnist-10k", model="mlp")
+
+
+def small_images() -> Task:
+    """Random images that a residual network can take."""
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.randint(256, (60, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    data = Data(inputs=inputs, labels=torch.randint(10, (60,), generator=generator))
+    numbers: dict[str, Any] = {"mean": (0.5,) * 3, "deviation": (0.25,) * 3}
+    return Task(
+        name="cifar10", train=data, test=data, model=lambda: MODELS["resnet20"](), augment=crop_and_flip, **numbers
+    )  # fmt: skip
+
+
+def small(rule: str = "pooled", **settings: Any) -> Config:
+    usual: dict[str, Any] = {
+        "task": "mnist-10k",
+        "model": "mlp",
+        "batch_sizes": (4, 32, 4, 8),
+        "rounds": 12,
+        "evaluate_every": 6,
+    }
+    return Config(rule=rule, **(usual | settings))
+
+
+def finished(config: Config, task: Task, machine: Machine) -> Run:
+    run = Run(config, task, machine)
+    with machine.ready():
+        while run.round < config.rounds:
+            run.step()
+    return run
+
+
+def together(model: nn.Module, device: str = "cpu") -> tuple[nn.Module | None, Crew]:
+    model.to(device)
+    layout = Layout.of(trainable(model))
+    gradients = torch.full((len(SIZES), layout.size), torch.nan, device=device)
+    crew = Crew(Parts(SIZES, torch.device(device)), gradients, layout, torch.float32, device == "cuda")
+    return side_by_side(model, crew), crew
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """What the models of the tasks do not have: strides, biases, odd channels, batch norm without relu."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(1, 0))
+        self.norm = nn.BatchNorm2d(5, track_running_stats=False)
+        self.fc = nn.Linear(5, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(self.conv(x)).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (MODELS["mnist-cnn"], (1, 28, 28)),
+        (MODELS["resnet20"], (3, 32, 32)),
+        (MODELS["mlp"], (1, 28, 28)),
+        (Odd, (2, 9, 6)),
+        (lambda: nn.Linear(4, 3), (4,)),
+    ],
+)
+def test_each_worker_gets_its_own_gradient(make: Any, shape: tuple[int, ...], device: str) -> None:
+    torch.manual_seed(0)
+    model = make()
+    side, crew = together(model, device)
+    assert side is not None
+    x = torch.randn(sum(SIZES), *shape, device=device)
+    labels = torch.randint(3, (sum(SIZES),), device=device)
+    share = (1 / torch.tensor(SIZES, device=device))[crew.parts.owner.long()]
+    with Machine(device=device, precision="float32").ready():
+        (nn.functional.cross_entropy(side(x), labels, reduction="none") * share).sum().backward()  # type: ignore[no-untyped-call]
+        parameters = trainable(model)
+        for m, (mine, its) in enumerate(zip(torch.split(x, SIZES), torch.split(labels, SIZES), strict=True)):
+            model.zero_grad()
+            nn.functional.cross_entropy(model(mine), its).backward()  # type: ignore[no-untyped-call]
+            alone = torch.cat([parameters[s.name].grad.flatten() for s in crew.layout.segments])  # type: ignore[union-attr]
+            error = (crew.gradients[m] - alone).norm() / alone.norm()
+            assert error < 5e-3, (m, error)  # a relu near zero may go either way
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)),
+        nn.Sequential(nn.Flatten(), nn.LayerNorm(4)),
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.BatchNorm2d(4),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)),
+    ],
+)
+def test_what_cannot_be_done_together_is_said(model: nn.Module) -> None:
+    assert together(model)[0] is None
+
+
+def test_a_model_that_cannot_be_done_together_runs_one_by_one(digits: Task) -> None:
+    model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout(0.1))  # noqa: E731
+    task = Task(name="own", train=digits.train, test=digits.test, model=model, mean=(0.1,), deviation=(0.3,))
+    run = finished(small(task="own", rounds=3), task, Machine(together=True))
+    assert run.together is None
+    assert len(run.history["bytes_up"]) == 3
+
+
+def test_the_parts_of_a_batch() -> None:
+    parts = Parts([2, 2, 5], CPU)
+    assert parts.equals() == [(slice(0, 2), slice(0, 4)), (slice(2, 3), slice(4, 9))]
+    spans, first = parts.pieces(3)
+    assert spans.tolist() == [[0, 2], [2, 4], [4, 7], [7, 9]]
+    assert first.tolist() == [0, 1, 2, 4]
+    assert parts.owner.tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 2]
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["paper", "tuned"])
+@pytest.mark.parametrize("rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "oracle"])
+def test_a_run_together_is_the_run_one_by_one(digits: Task, rule: str, recipe: str) -> None:
+    """Parameters, accuracy, bytes and trust, with workers away and attacking."""
+    options = {"warmup": 3} if rule == "it-signsgd" else {}
+    config = small(rule, recipe=recipe, miss=0.2, attack="flip=0.3:1:4", absent=("0:3:5",), options=options)
+    one, all_ = (finished(config, digits, Machine(together=way)) for way in (False, True))
+    assert (one.together, all_.together is None) == (None, False)
+    assert torch.equal(one.gradients.x, all_.gradients.x)
+    a, b = one.result("done"), all_.result("done")
+    assert a["evaluations"]["accuracy"] == b["evaluations"]["accuracy"]
+    for same in ("bytes_up", "bytes_down", "voters", "trust"):
+        assert a[same] == b[same], same
+
+
+def test_batch_norm_and_augmentation_together(digits: Task) -> None:
+    """Close, not equal: batch norm's sums are taken in another order, and near zero a sign may change."""
+    config = small(task="cifar10", model=None, batch_sizes=tuple(SIZES), rounds=2, evaluate_every=1)
+    one, all_ = (finished(config, small_images(), Machine(together=way)) for way in (False, True))
+    assert (one.gradients.x != all_.gradients.x).float().mean() < 0.05
+    losses = [run.history["evaluations"]["loss"][0] for run in (one, all_)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["majority", "pooled", "it-signsgd"])
+@pytest.mark.parametrize("recipe", ["paper", "tuned"])
+def test_a_worker_with_a_gradient_that_is_not_finite_takes_no_part(
+    digits: Task, rule: str, recipe: str
+) -> None:
+    """Of its three rounds one is spoilt; momentum, trust and bytes are as if it had abstained in bytes."""
+    spoilt = digits.train.inputs.float()
+    options = {"warmup": 0} if rule == "it-signsgd" else {}
+    config = small(rule, recipe=recipe, rounds=6, batch_sizes=(4, 8, 16), options=options)
+    samples = Run(config, digits).sampler.batch(1, 2)
+    spoilt[samples[0]] = torch.inf
+    data = Data(inputs=spoilt.flatten(1), labels=digits.train.labels)
+    task = Task(name="own", train=data, test=data, model=lambda: nn.Linear(784, 10))
+    runs = [finished(config, task, Machine(together=way)) for way in (False, True)]
+    assert torch.equal(runs[0].gradients.x, runs[1].gradients.x)
+    assert runs[0].gradients.x.isfinite().all()
+    results = [run.result("done") for run in runs]
+    assert results[0]["bytes_up"] == results[1]["bytes_up"]
+    assert results[0]["trust"] == results[1]["trust"]
+
+
+@pytest.mark.parametrize("rule", ["pooled", "it-signsgd", "oracle"])
+@pytest.mark.parametrize("ways", [(True, False), (False, True)])
+def test_a_run_goes_on_the_other_way(
+    digits: Task, tmp_path: Path, rule: str, ways: tuple[bool, bool]
+) -> None:
+    config = small(rule, recipe="tuned")
+    first, then = (Machine(together=way) for way in ways)
+    train(config, digits, tmp_path / "split", machine=first, watch=lambda run: run.round == 7)
+    rest = train(config, digits, tmp_path / "split", machine=then, resume=True)
+    whole = train(config, digits, tmp_path / "whole")
+    assert rest["evaluations"]["accuracy"] == whole["evaluations"]["accuracy"]
+    for same in ("bytes_up", "bytes_down", "trust"):
+        assert rest[same] == whole[same], same
+
+
+def test_the_workshop_serves_the_next_run_of_its_kind(digits: Task) -> None:
+    workshop: dict[Any, Together] = {}
+    machine = Machine(together=True)
+    runs = [Run(small(seed=seed), digits, machine, workshop) for seed in (0, 1)]
+    assert runs[0].together is runs[1].together
+    alone = Run(small(seed=1), digits, machine)
+    for run in (runs[1], alone):
+        for _ in range(3):
+            run.step()
+    assert torch.equal(runs[1].gradients.x, alone.gradients.x)
+    assert Run(small(batch_sizes=(4, 4)), digits, machine, workshop).together is not runs[1].together
+    assert len(workshop) == 1
+
+
+def test_the_true_gradient_is_that_of_all_data(digits: Task) -> None:
+    torch.manual_seed(0)
+    gradients = Gradients(digits, digits.model())
+    truth = gradients.true().clone()
+    gradients.model.zero_grad(set_to_none=False)
+    everything = digits.prepare(digits.train.inputs)
+    digits.loss(gradients.model(everything), digits.train.labels).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(truth, gradients.flat, rtol=1e-3, atol=1e-6)
+
+
+# ---- machines ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "tpu"}, "device is 'tpu'; it must be cpu, cuda or cuda:NUMBER"),
+        ({"device": "mps"}, "device is 'mps'; it must be cpu, cuda or cuda:NUMBER"),
+        ({"device": "cuda:99"}, "device is 'cuda:99'; this PyTorch, .*, "),
+        ({"precision": "fp16"}, "there is no precision 'fp16'"),
+    ],
+)
+def test_what_a_machine_refuses(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Machine(**settings)
+
+
+def test_a_result_says_where_it_was_computed(digits: Task) -> None:
+    result = finished(small(rounds=2), digits, Machine()).result("done")
+    assert result["machine"] == [{"from_round": 1, "device": "cpu", "precision": "float32"}]
+
+
+def test_a_machine_leaves_torch_as_it_was() -> None:
+    before = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    with Machine(precision="float32").ready():
+        assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == (1, True)
+    after = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    assert before == after
