@@ -26,6 +26,7 @@ LAYERS = [
     "sim",
     "report",
     "bench",
+    "bench_cuda",
     "cli",
 ]  # each may import those before it
 

@@ -8,9 +8,9 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 
-import numba
 import torch
 from rich.console import Console
 from rich.progress import Progress
@@ -50,16 +50,7 @@ def kernels(
 ) -> list[Timing]:
     """Time all kernels, print the tables and write the JSON."""
     threads = threads or tuple(sorted({1, os.cpu_count() or 1}))
-    for name, values in (
-        ("coordinates", (n,)),
-        ("workers", workers),
-        ("threads", threads),
-        ("repeats", (repeats,)),
-    ):
-        if not values or min(values) < 1:
-            raise ConfigError(f"{name} is {', '.join(map(str, values))}; it must be 1 or more")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out.parent} is no folder to write {out.name} into")
+    check_sizes(out, coordinates=(n,), workers=workers, threads=threads, repeats=(repeats,))
     before = torch.get_num_threads()
     cases = [(n, m, t) for t in threads for m in workers]
     cases += [(n // part, workers[0], 1) for part in (16, 4) if n >= 100 * part]
@@ -75,11 +66,20 @@ def kernels(
         torch.set_num_threads(before)
     _print(timings, n)
     machine = {"processor": _processor(), "cores": os.cpu_count()}
-    versions = {"signvote": __version__, "torch": torch.__version__, "numba": numba.__version__}
+    versions = {"signvote": __version__, "torch": torch.__version__, "numba": version("numba")}
     report = {"machine": machine, "versions": versions, "timings": [asdict(t) for t in timings]}
     write_atomically(out, json.dumps(report, indent=1).encode())
     Console().print(f"Written to {out}.")
     return timings
+
+
+def check_sizes(out: Path, **sizes: tuple[int, ...]) -> None:
+    """Raise unless there is something to measure and a folder to write into."""
+    for name, values in sizes.items():
+        if not values or min(values) < 1:
+            raise ConfigError(f"{name} is {', '.join(map(str, values))}; it must be 1 or more")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out.parent} is no folder to write {out.name} into")
 
 
 def _time_case(n: int, m: int, threads: int, repeats: int) -> list[Timing]:

@@ -254,10 +254,12 @@ class Bench:
 
     what: Positional[Literal["kernels"]] = "kernels"
     """What to time."""
-    coordinates: int = 25_000_000
-    """N, the length of the vector."""
-    workers: tuple[int, ...] = (15, 50, 100)
-    """M, the numbers of workers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What to time; cuda: bandwidth as a share of a copy's."""
+    coordinates: int | None = None
+    """N, the length of the vector; default: 25 million, on a GPU 100 million."""
+    workers: tuple[int, ...] | None = None
+    """M, the numbers of workers; default: 15, 50 and 100, on a GPU 15."""
     threads: tuple[int, ...] = ()
     """Numbers of threads; default: 1 and all."""
     repeats: int = 5
@@ -267,9 +269,15 @@ class Bench:
 
     def run(self) -> None:
         """Do it."""
-        from signvote import bench
+        from signvote import bench, bench_cuda
 
-        bench.kernels(self.coordinates, self.workers, self.threads, self.repeats, self.out)
+        gpu = self.device == "cuda"
+        n = (100_000_000 if gpu else 25_000_000) if self.coordinates is None else self.coordinates
+        workers = ((15,) if gpu else (15, 50, 100)) if self.workers is None else self.workers
+        if gpu:
+            bench_cuda.kernels(n, workers, self.repeats, self.out)
+        else:
+            bench.kernels(n, workers, self.threads, self.repeats, self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,13 +343,10 @@ def _progress() -> Iterator[Progress]:
 def _run_all(runs: dict[str, Config], out: Path, command: str, jobs: int | None, where: Where) -> None:
     """Run what is not done yet, showing what is under way, then write and print the results of all."""
     from signvote.sim.compare import compare, identity, identity_of
-    from signvote.tasks import load_task
 
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
     machine, configs = where.machine(), list(runs.values())
-    for task, model in dict.fromkeys((c.task, c.model) for c in configs):
-        load_task(task, where.data_dir, model)  # what is missing is better said at once
     out.mkdir(parents=True, exist_ok=True)
     with _progress() as progress:
         whole = progress.add_task("all runs", total=sum(c.rounds for c in configs), accuracy="")

@@ -79,6 +79,8 @@ def compare(
         write_atomically(out / "results.json", json.dumps(_together(finished, earlier, command)).encode())
 
     if todo:
+        for task, model in dict.fromkeys((configs[i].task, configs[i].model) for i in todo):
+            load_task(task, data_dir, model)  # what is missing is better said at once
         with _pool(min(jobs or _jobs_on(machine), len(todo))) as (pool, news, stop):
             rest = (data_dir, machine, news, stop)
             futures = {i: pool.submit(_one, i, configs[i], folders[i], *rest) for i in todo}

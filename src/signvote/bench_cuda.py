@@ -1,0 +1,154 @@
+"""How fast the kernels are on a GPU: their bandwidth beside that of a copy of the same number of bytes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from signvote import __version__
+from signvote.bench import ROUNDS, check_sizes
+from signvote.checkpoint import write_atomically
+from signvote.core.trust import CoordinateTrust
+from signvote.core.vote import MAX_LLR, empty_decision
+from signvote.errors import ConfigError
+from signvote.kernels import Coin, CoordinateWeights, Planes, backend, words_for
+
+TARGET = 0.7  # of the bandwidth of a copy
+CACHE = 2**28  # bytes to write between two runs, more than any cache holds
+WARM_UP = 3  # runs, the first of which compiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """One measured kernel."""
+
+    kernel: str
+    coordinates: int
+    workers: int
+    seconds: float
+    bytes_moved: int  # every input read once, every output written once
+    of_copy: float  # bandwidth / that of a copy that moves as many bytes, measured beside it
+    target: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, and the bytes that it must move."""
+
+    bytes_moved: int
+    work: Callable[[], object]
+
+
+def kernels(n: int, workers: tuple[int, ...], repeats: int, out: Path) -> list[Timing]:
+    """Time all kernels, print the table and write the JSON."""
+    check_sizes(out, coordinates=(n,), workers=workers, repeats=(repeats,))
+    if not torch.cuda.is_available():
+        raise ConfigError("torch sees no CUDA device here; leave --device out to time the CPU")
+    timings: list[Timing] = []
+    with Progress(transient=True) as progress:
+        bar = progress.add_task("timing", total=len(workers))
+        for m in workers:
+            progress.update(bar, description=f"N = {n:,}, M = {m}")
+            timings += _time_case(n, m, repeats)
+            progress.advance(bar)
+    _print(timings)
+    machine = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    versions = {"signvote": __version__, "torch": torch.__version__, "triton": version("triton")}
+    report = {"machine": machine, "versions": versions, "timings": [asdict(t) for t in timings]}
+    write_atomically(out, json.dumps(report, indent=1).encode())
+    Console().print(f"Written to {out}.")
+    return timings
+
+
+def _time_case(n: int, m: int, repeats: int) -> list[Timing]:
+    timings = []
+    for name, case in _cases(n, m).items():
+        source, target = torch.empty(2, case.bytes_moved // 2, dtype=torch.uint8, device="cuda")
+        seconds, copy = _median([case.work, partial(target.copy_, source)], repeats)
+        timings.append(
+            Timing(
+                kernel=name,
+                coordinates=n,
+                workers=m,
+                seconds=seconds,
+                bytes_moved=case.bytes_moved,
+                of_copy=copy / seconds,
+                target=TARGET,
+            )
+        )
+    return timings
+
+
+def _median(works: list[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of each, taken in turns; the caches are emptied before, while the host runs ahead."""
+    flush = torch.empty(CACHE, dtype=torch.uint8, device="cuda")
+    runs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in works]
+    for turn in range(WARM_UP + repeats):
+        for work, its_runs in zip(works, runs, strict=True):
+            flush.zero_()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            work()
+            stop.record()
+            if turn >= WARM_UP:
+                its_runs.append((start, stop))
+    torch.cuda.synchronize()
+    return [statistics.median(a.elapsed_time(b) / 1000 for a, b in its_runs) for its_runs in runs]
+
+
+def _cases(n: int, m: int) -> dict[str, Case]:
+    """The kernels as the rules call them, decisions, counts and all."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    kernel, coin, plane = backend("cuda"), Coin(1), 8 * words_for(n)
+    x = torch.randn(n, generator=generator, device="cuda")
+    shape = m, words_for(n)
+    signs = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator, device="cuda")
+    votes, decision, out = Planes(signs, None), Planes(signs[0], None), empty_decision(n, coin, "cuda")
+    pooled = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    ones, trust = torch.ones(m, dtype=torch.int32), _trust(n, m)
+    return {
+        "pack": Case(4 * n + plane, lambda: kernel.sign_planes(x, coin)),
+        "pack, abstaining": Case(4 * n + 2 * plane, lambda: kernel.sign_planes(x, None)),
+        "majority": Case((m + 1) * plane, lambda: kernel.vote_(out, votes, ones, coin, (0, n))),
+        "pooled": Case((m + 1) * plane, lambda: kernel.vote_(out, votes, pooled, coin, (0, n))),
+        "it-signsgd": Case(
+            (m + 1) * plane + 2 * trust.counters.nbytes,
+            lambda: kernel.vote_by_coordinate_(out, votes, trust, coin, n),
+        ),
+        "pairwise agreement": Case(m * plane, lambda: kernel.disagreements(votes, n)),
+        "step": Case(8 * n + plane, lambda: kernel.step_(x, decision, 0, 1e-3)),
+    }
+
+
+def _trust(n: int, m: int) -> CoordinateWeights:
+    """Weights of workers counted for 2 ROUNDS rounds, half of them yet to come: timing adds to counters."""
+    one = CoordinateTrust(1, warmup=0, max_llr=MAX_LLR)
+    one.admit(range(m))
+    one._rounds.update(dict.fromkeys(range(m), 2 * ROUNDS))
+    few = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(0.45)).sample((64, m, 64))  # type: ignore[no-untyped-call]
+    times = -(-words_for(n) // 64)
+    counters: Tensor = few.to(torch.int16).cuda().repeat(times, 1, 1)[: words_for(n)].view(torch.uint16)
+    return one.weights(range(m), 0, 1)._replace(counters=counters)
+
+
+def _print(timings: list[Timing]) -> None:
+    table = Table(title=f"Bandwidth, N = {timings[0].coordinates:,}", caption="of a copy of as many bytes")
+    for heading in ("kernel", "M", "microseconds", "GB/s", "of a copy", "target"):
+        table.add_column(heading, justify="left" if heading == "kernel" else "right")
+    for t in timings:
+        speed = f"{t.bytes_moved / t.seconds / 1e9:,.0f}"
+        table.add_row(
+            t.kernel, str(t.workers), f"{t.seconds * 1e6:,.1f}", speed, f"{t.of_copy:.2f}", f"{t.target:g}"
+        )
+    Console().print(table)

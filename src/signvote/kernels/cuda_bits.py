@@ -1,0 +1,214 @@
+"""Triton on bits: coins, masks, adders, and the two kernels between numbers and signs.
+
+Planes are seen here as 32-bit words, two for each 64-bit word of `Planes` in the same order: a GPU's
+registers, shifts and logic are 32 bits wide.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+from signvote.kernels import reference
+
+BITS = tl.constexpr(32)
+ONES = tl.constexpr(0xFFFFFFFF)
+WEYL = tl.constexpr(reference.WEYL)
+SHIFT_1, FACTOR_1 = (tl.constexpr(number) for number in reference.MIX[0])
+SHIFT_2, FACTOR_2 = (tl.constexpr(number) for number in reference.MIX[1])
+SHIFT_3 = tl.constexpr(31)
+
+
+@triton.jit
+def zeros(count, size):
+    """A tuple of `count` sums, each of one number a thread or so."""
+    sums = ()
+    for _ in tl.static_range(count):
+        sums = sums + (tl.zeros([size], tl.int32),)
+    return sums
+
+
+@triton.jit
+def flipped(x):
+    """~x, which Triton's interpreter cannot do with unsigned words."""
+    return x ^ ONES
+
+
+@triton.jit
+def full_add(a, b, c):
+    """The two binary digits of a + b + c, 32 coordinates at once: two instructions."""
+    return a ^ b ^ c, (a & b) | (c & (a | b))
+
+
+@triton.jit
+def _popcount(x):
+    return libdevice.popc(x.to(tl.int32, bitcast=True))
+
+
+@triton.jit
+def _popcount_by_hand(x):
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def _parity(a, b, c):
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0x96;", "=r,r,r,r", [a, b, c], tl.uint32, True, 1
+    )
+
+
+@triton.jit
+def _parity_by_hand(a, b, c):
+    return a ^ b ^ c
+
+
+@triton.jit
+def _carry(a, two, three):
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0x74;", "=r,r,r,r", [a, two, three], tl.uint32, True, 1
+    )
+
+
+@triton.jit
+def _carry_by_hand(a, two, three):
+    return (a & flipped(two)) | (two & flipped(three))
+
+
+@triton.jit
+def _log2(x):
+    return libdevice.fast_log2f(x)
+
+
+@triton.jit
+def _log2_by_hand(x):
+    return tl.log2(x)
+
+
+@triton.jit
+def _peek(pointer, where, other):
+    return tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, $3; @p ld.global.b32 $0, [$1]; }",
+        "=&r,l,r,r", [pointer.to(tl.int64), where.to(tl.int32), other], tl.uint32, True, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _peek_by_hand(pointer, where, other):
+    return tl.load(pointer, mask=where, other=other)
+
+
+# Triton's interpreter, in which the kernels run without a GPU, knows no libdevice and no instructions.
+_BY_HAND = triton.knobs.runtime.interpret
+popcount = _popcount_by_hand if _BY_HAND else _popcount  # the ones in each word
+log2 = _log2_by_hand if _BY_HAND else _log2  # within 2^-22 of its value, and of 1 between 1/2 and 2
+peek = _peek_by_hand if _BY_HAND else _peek  # a load of words by threads that hold them, wherever they lie
+parity = _parity_by_hand if _BY_HAND else _parity  # a ^ b ^ c, one instruction that no compiler rearranges
+carry = _carry_by_hand if _BY_HAND else _carry  # of a + b + c, from a, a ^ b and a ^ b ^ c
+
+
+@triton.jit
+def inside(word, begin, end):
+    """The bits of 32-bit words that lie in begin <= coordinate < end."""
+    low = tl.maximum(begin - word * BITS, 0)
+    spare = tl.maximum(word * BITS - end + BITS, 0)
+    ones = tl.full(word.shape, ONES, tl.uint32)
+    above = tl.where(low < BITS, ones << low.to(tl.uint32), 0)
+    return above & tl.where(spare < BITS, ones >> spare.to(tl.uint32), 0)
+
+
+@triton.jit
+def _hash(key, index):
+    z = (index + 1).to(tl.uint64) * WEYL + key.to(tl.uint64)
+    z = (z ^ (z >> SHIFT_1)) * FACTOR_1
+    z = (z ^ (z >> SHIFT_2)) * FACTOR_2
+    return z ^ (z >> SHIFT_3)
+
+
+@triton.jit
+def coin_words(key, first, word, ALIGNED):
+    """Coins of the 32 coordinates that start at first + 32 word; ALIGNED: first is a multiple of 32."""
+    at = first + word.to(tl.int64) * BITS
+    by = (at & 63).to(tl.uint64)
+    coins = _hash(key, at >> 6) >> by
+    if not ALIGNED:
+        coins |= tl.where(by > BITS, _hash(key, (at >> 6) + 1) << ((64 - by) & 63), 0)
+    return coins.to(tl.uint32)
+
+
+@triton.jit(do_not_specialize=["key", "first", "n"])
+def sign_planes_(
+    x, signs, support, finite, key: tl.int64, keys, first: tl.int64, n: tl.int64, stride: tl.int64,
+    words: tl.int64, blocks, MAGNITUDE: tl.constexpr, EXPONENT: tl.constexpr, ALIGNED: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """Signs of one block of one row. x is seen as integers: a denormal is no zero, whatever the flush mode.
+
+    A missing `support` means that zeros toss a coin: `key`'s, or where there are `keys` the row's own.
+    """
+    row, start = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64) * WORDS
+    word, lane = tl.arange(0, WORDS), tl.arange(0, BITS)
+    left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
+    at = word[:, None] * BITS + lane[None, :]
+    x += row * stride + start * BITS
+    if left == WORDS * BITS:  # no mask: loads 16 bytes wide
+        number = tl.load(x + at)
+    else:
+        number = tl.load(x + at, mask=at < left, other=0)
+    if number.dtype == tl.int16:
+        number = number.to(tl.int32)
+    magnitude = number & MAGNITUDE
+    tl.store(finite + row, False, mask=tl.max(magnitude) >= EXPONENT)
+
+    bit = (1 << lane.to(tl.uint32))[None, :].to(tl.uint32)
+    plus = tl.sum(tl.where(number > 0, bit, 0).to(tl.uint32), 1)
+    zero = tl.sum(tl.where(magnitude == 0, bit, 0).to(tl.uint32), 1)
+    live = inside(word, 0, left)
+    here = row * words + start + word
+    mask = word < words - start
+    if support is None:
+        if keys is not None:
+            key = tl.load(keys + row)
+        plus |= zero & coin_words(key, first, start + word, ALIGNED) & live
+    else:
+        tl.store(support + here, flipped(zero) & live, mask=mask)
+    tl.store(signs + here, plus, mask=mask)
+
+
+@triton.jit
+def _word_at(plane, word, words, by, ALIGNED):
+    """The 32 bits of a plane that start `by` bits into a word; nothing beyond the plane's end."""
+    bits = tl.load(plane + word, mask=word < words, other=0)
+    if not ALIGNED:
+        after = tl.load(plane + word + 1, mask=word + 1 < words, other=0)
+        bits = (bits >> by) | (after << (BITS - by))
+    return bits
+
+
+@triton.jit(do_not_specialize=["begin", "n"])
+def step_(
+    x, signs, support, begin: tl.int64, words: tl.int64, n: tl.int64, minus_step: tl.float64,
+    ALIGNED: tl.constexpr, WIDE: tl.constexpr, WORDS: tl.constexpr,
+):  # fmt: skip
+    """Step: x <- x + (-step) sign, in the type torch computes in: WIDE is float64, else float32."""
+    real = tl.float64 if WIDE else tl.float32
+    start = tl.program_id(0).to(tl.int64) * WORDS
+    word, lane = tl.arange(0, WORDS), tl.arange(0, BITS)
+    left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
+    at = word[:, None] * BITS + lane[None, :]
+    x += start * BITS
+    first, by = begin // BITS + start, (begin % BITS).to(tl.uint32)
+    positive = (_word_at(signs, first + word, words, by, ALIGNED)[:, None] >> lane.to(tl.uint32)) & 1
+    sign = tl.where(positive != 0, 1.0, -1.0).to(real)
+    if support is not None:
+        voted = (_word_at(support, first + word, words, by, ALIGNED)[:, None] >> lane.to(tl.uint32)) & 1
+        sign = tl.where(voted != 0, sign, 0.0)
+    moved = tl.full([1, 1], minus_step, real) * sign
+    if left == WORDS * BITS:
+        tl.store(x + at, (tl.load(x + at).to(real) + moved).to(x.dtype.element_ty))
+    else:
+        old = tl.load(x + at, mask=at < left, other=0)
+        tl.store(x + at, (old.to(real) + moved).to(x.dtype.element_ty), mask=at < left)

@@ -1,0 +1,207 @@
+"""The Triton kernels equal the plain ones, on a GPU or, with TRITON_INTERPRET=1, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from signvote.kernels import Coin, Coins, CoordinateWeights, Planes, reference, words_for
+from tests import reference as obvious
+from tests.test_kernels import FLOATS, _tables, ballots, coins, weights
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+if not (torch.cuda.is_available() or INTERPRETED):
+    pytest.skip("needs a GPU, or TRITON_INTERPRET=1", allow_module_level=True)
+pytest.importorskip("triton")
+
+from signvote.kernels import cuda  # noqa: E402
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+pytestmark = [  # of the interpreter: log2 of 0, and loops from a number in an array
+    pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+few = settings(max_examples=8 if INTERPRETED else 100)
+
+numbers = st.sampled_from([0.0, -0.0, 1.5, -2.0, 6e-8, -6e-8, 3e4])
+
+
+def there(planes: Planes) -> Planes:
+    return planes.map(lambda p: p.to(DEVICE))
+
+
+def same(a: tuple[Tensor | bool | None, ...], b: tuple[Tensor | bool | None, ...]) -> bool:
+    return all(
+        (p is None and q is None) or torch.equal(torch.as_tensor(p), torch.as_tensor(q))
+        for p, q in zip(a, b, strict=True)
+    )
+
+
+def filled(n: int, coin: Coin | None) -> tuple[Planes, Planes]:
+    """Two alike decisions, full of bits that a vote must leave or replace."""
+    plane = torch.randint(-(2**63), 2**63 - 1, (words_for(n),), device=DEVICE)
+    first, second = (Planes(plane.clone(), None if coin else plane.clone()) for _ in range(2))
+    return first, second
+
+
+@few
+@given(st.lists(numbers, min_size=1, max_size=200), coins, st.sampled_from(FLOATS))
+def test_signs(values: list[float], coin: Coin | None, dtype: torch.dtype) -> None:
+    x = torch.tensor(values, dtype=dtype, device=DEVICE)
+    planes, finite = cuda.sign_planes(x, coin)
+    assert same(planes, reference.sign_planes(x, coin)[0])
+    assert finite.shape == ()
+    assert finite.item()
+
+
+@few
+@given(st.integers(1, 5), st.integers(1, 200), coins, st.sampled_from(FLOATS))
+def test_signs_of_rows_that_lie_apart(m: int, n: int, coin: Coin | None, dtype: torch.dtype) -> None:
+    x = torch.randn(m, n + 3, device=DEVICE).to(dtype)[:, :n]
+    x[x.abs() < 0.5] = 0
+    toss = coin and Coins(torch.randint(-(2**63), 2**63 - 1, (m,), device=DEVICE), coin.first)
+    planes, finite = cuda.sign_planes(x, toss)
+    assert same(planes, reference.sign_planes(x.contiguous(), toss)[0])
+    assert finite.tolist() == [True] * m
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_the_row_that_is_not_finite_is_named(dtype: torch.dtype, bad: float) -> None:
+    x = torch.randn(3, 199, device=DEVICE).to(dtype)
+    x[1, 150] = bad
+    assert cuda.sign_planes(x, None)[1].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_denormals_have_signs(dtype: torch.dtype) -> None:
+    smallest = torch.tensor([1, -1], dtype=reference.INTEGERS[dtype.itemsize], device=DEVICE)
+    smallest[1] = torch.iinfo(smallest.dtype).min + 1  # sign bit and the lowest bit
+    planes, finite = cuda.sign_planes(smallest.view(dtype), None)
+    assert finite.item()
+    assert obvious.signs_in(planes.map(Tensor.cpu), 2) == [1, -1]
+
+
+@few
+@given(st.data(), coins, st.booleans(), st.booleans())
+def test_vote_on_a_span(data: st.DataObject, coin: Coin | None, ternary: bool, on_device: bool) -> None:
+    y = data.draw(ballots(ternary=ternary))
+    n, m = len(y[0]), len(y)
+    begin = data.draw(st.integers(0, n - 1))
+    end = data.draw(st.integers(begin + 1, n))
+    w = torch.tensor(data.draw(st.lists(weights, min_size=m, max_size=m)), dtype=torch.int32)
+    out, want = filled(n, coin)
+    votes = there(obvious.planes_of(y))
+    counts = cuda.vote_(out, votes, w.to(DEVICE) if on_device else w, coin, (begin, end))
+    assert same(counts, reference.vote_(want, votes, w, coin, (begin, end)))
+    assert same(out, want)
+
+
+@pytest.mark.parametrize(
+    "w", [[1] * 15, [1024] * 15, [0] * 15, [2**27] * 15, list(range(-7, 8)), [5461] * 15]
+)
+@pytest.mark.parametrize("ternary", [False, True])
+def test_vote_with_weights_that_fill_columns(w: list[int], ternary: bool) -> None:
+    """All digits in the same columns, none at all, and tallies near 2^31."""
+    y = torch.randint(-1, 2, (15, 100)) if ternary else 2 * torch.randint(0, 2, (15, 100)) - 1
+    votes = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if ternary else None))
+    out, want = filled(100, None)
+    given_weights = torch.tensor(w, dtype=torch.int32)
+    counts = cuda.vote_(out, votes, given_weights, None, (0, 100))
+    assert same(counts, reference.vote_(want, votes, given_weights, None, (0, 100)))
+    assert same(out, want)
+
+
+@pytest.mark.parametrize("n", [32 * 64 + 5, 32 * 256, 32 * 300 + 64])
+@pytest.mark.parametrize("coin", [None, Coin(7, 13)])
+def test_vote_beyond_a_tile(monkeypatch: pytest.MonkeyPatch, n: int, coin: Coin | None) -> None:
+    """Several tiles, a last one that is moved back, edges inside tiles, planes whose words lie oddly."""
+    monkeypatch.setitem(cuda.VOTE, "TILE", 64)
+    monkeypatch.setitem(cuda.VOTE, "num_warps", 1)
+    votes = Planes(torch.randint(-(2**63), 2**63 - 1, (3, words_for(n) + 1), device=DEVICE)[:, 1:], None)
+    w = torch.tensor([3, -5, 2], dtype=torch.int32)
+    for span in ((0, n), (700, n - 33)):
+        out, want = filled(n, coin)
+        assert same(cuda.vote_(out, votes, w, coin, span), reference.vote_(want, votes, w, coin, span))
+        assert same(out, want)
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+def test_more_workers_than_are_counted_in_one_pass(ternary: bool) -> None:
+    m, n = cuda.FUSED + 3, 150
+    y = torch.randint(-1, 2, (m, n)) if ternary else 2 * torch.randint(0, 2, (m, n)) - 1
+    votes = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if ternary else None))
+    w = torch.randint(-10_240, 10_241, (m,), dtype=torch.int32)
+    out, want = filled(n, None)
+    assert same(cuda.vote_(out, votes, w, None, (3, n)), reference.vote_(want, votes, w, None, (3, n)))
+    assert same(out, want)
+
+
+@few
+@given(st.data(), coins, st.booleans(), st.booleans(), st.booleans())
+def test_vote_by_coordinate(
+    data: st.DataObject, coin: Coin | None, ternary: bool, symbol: bool, bounded: bool
+) -> None:
+    y = data.draw(ballots(ternary=ternary))
+    n, m = len(y[0]), len(y)
+    rounds = data.draw(st.lists(st.sampled_from([1, 7, 300]), min_size=m, max_size=m))
+    slots = torch.tensor(data.draw(st.permutations(range(m + 1)))[:m])
+    absent = torch.tensor(data.draw(st.lists(st.booleans(), min_size=m, max_size=m)))
+    most = torch.tensor([0] * (m + 1))
+    most[slots] = 2 * torch.tensor(rounds)
+    counters = (torch.rand(words_for(n), m + 1, 64) * (most[:, None] + 1)).int().to(torch.uint16).to(DEVICE)
+    made = [
+        CoordinateWeights(c, torch.where(absent, -1, slots), *_tables(rounds), symbol)
+        for c in (counters, counters.clone())
+    ]
+    if bounded:
+        made[0] = made[0]._replace(bounds=torch.tensor([[-10_240, 10_240]] * m, dtype=torch.int32))
+    out, want = filled(n, coin)
+    votes = there(obvious.planes_of(y))
+    counts = cuda.vote_by_coordinate_(out, votes, made[0], coin, n)
+    assert same(counts, reference.vote_by_coordinate_(want, votes, made[1], coin, n))
+    assert same(out, want)
+    assert torch.equal(made[0].counters.int(), made[1].counters.int())
+
+
+@few
+@given(st.data(), st.booleans())
+def test_disagreements(data: st.DataObject, ternary: bool) -> None:
+    y = data.draw(ballots(ternary=ternary))
+    votes = there(obvious.planes_of(y))
+    assert same(cuda.disagreements(votes, len(y[0])), reference.disagreements(votes, len(y[0])))
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("n", [50, 7 * 32 * 128 + 70])
+def test_disagreements_in_blocks(monkeypatch: pytest.MonkeyPatch, ternary: bool, n: int) -> None:
+    """More workers than a block, more coordinates than a tile, and bits beyond n that must not count."""
+    monkeypatch.setattr(cuda, "PAIR_ROWS", 4)
+    monkeypatch.setattr(cuda, "PAIR_BLOCK", 4)
+    signs, support = torch.randint(-(2**63), 2**63 - 1, (2, 7, words_for(n)), device=DEVICE)
+    votes = Planes(signs & support, support) if ternary else Planes(signs, None)
+    assert same(cuda.disagreements(votes, n), reference.disagreements(votes, n))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 64, 4200])
+@pytest.mark.parametrize("begin", [0, 5, 131])
+@pytest.mark.parametrize("ternary", [False, True])
+def test_step(dtype: torch.dtype, n: int, begin: int, ternary: bool) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("the interpreter cuts bfloat16 off where a GPU rounds")
+    y = torch.randint(-1, 2, (begin + n,)) if ternary else 2 * torch.randint(0, 2, (begin + n,)) - 1
+    decision = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if ternary else None))
+    x = torch.randn(n).to(dtype)
+    x[0] = -0.0
+    wide = torch.promote_types(dtype, torch.float32)
+    want = x.to(wide) - y[begin:].to(wide) * torch.tensor(1e-3, dtype=torch.float64).to(wide)
+    moved = x.to(DEVICE)
+    cuda.step_(moved, decision, begin, 1e-3)
+    assert torch.equal(moved.cpu(), want.to(dtype))
