@@ -142,10 +142,14 @@ def words_for(n: int) -> int:
 
 
 @cache
+def has_triton() -> bool:
+    """Whether kernels can be compiled for a GPU; PyTorch for Windows comes without."""
+    return find_spec("triton") is not None
+
+
 def _fastest(kind: str) -> str:
-    if kind == "cuda" and find_spec("triton") is None:
-        return "reference"
-    return kind if kind in BACKENDS else "reference"
+    known = kind in BACKENDS and (kind != "cuda" or has_triton())
+    return kind if known else "reference"
 
 
 def backend(device: torch.device | str) -> Backend:

@@ -19,7 +19,8 @@ PROGRAMS = 600  # about: enough to fill a large GPU, few partial sums
 
 def _products(x: Tensor) -> str:
     """How exactly products of float32 are taken: as convolutions of cuDNN take them."""
-    exact = x.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
+    old = x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 0)  # before tf32
+    exact = x.dtype == torch.float32 and (old or not torch.backends.cudnn.allow_tf32)
     return "ieee" if exact else "tf32"
 
 

@@ -51,6 +51,9 @@ class Machine:
             if (self.torch_device.index or 0) >= count:
                 has = f"has {count} GPUs" if count else "finds no GPU here"
                 raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
+            if self.precision == "bf16" and torch.cuda.get_device_capability(self.torch_device) < (8, 0):
+                name = torch.cuda.get_device_name(self.torch_device)
+                raise ConfigError(f"precision is 'bf16'; {name} is too old for it, take float32 or tf32")
 
     @property
     def torch_device(self) -> torch.device:

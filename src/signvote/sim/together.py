@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from signvote.core.ballot import HEADER
 from signvote.core.bits import Zeros, bytes_for, coin_for
 from signvote.core.vote import Votes, everywhere
-from signvote.kernels import Coins, Planes, backend, download, upload
+from signvote.kernels import Coins, Planes, backend, download, has_triton, upload
 from signvote.sim.gradients import Gradients
 from signvote.sim.layers import Crew, Parts, side_by_side
 from signvote.sim.machine import Machine
@@ -47,7 +47,7 @@ class Together:
         self.matrix = torch.zeros(len(sizes), self.layout.size, device=device)
         self.average = torch.zeros_like(self.matrix)  # of the gradients: momentum
         self.parts = Parts(sizes, device)
-        self.crew = Crew(self.parts, self.matrix, self.layout, machine.dtype, device.type == "cuda")
+        self.crew = Crew(self.parts, self.matrix, self.layout, machine.dtype, has_triton() and device.type == "cuda")
         self.model = side_by_side(gradients.model, self.crew)
         self.indices = torch.zeros(self.parts.samples, dtype=torch.int64, device=device)
         draws = self.task.draw(self.parts.samples, torch.Generator())
