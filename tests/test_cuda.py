@@ -13,7 +13,7 @@ from torch import Tensor
 
 from signvote.kernels import Coin, Coins, CoordinateWeights, Planes, reference, words_for
 from tests import reference as obvious
-from tests.test_kernels import FLOATS, _tables, ballots, coins, weights
+from tests.strategies import FLOATS, ballots, coins, tables_for, weights
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
@@ -23,10 +23,9 @@ pytest.importorskip("triton")
 from signvote.kernels import cuda  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-pytestmark = [  # of the interpreter: log2 of 0, and loops from a number in an array
-    pytest.mark.filterwarnings("ignore:divide by zero encountered:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(  # of the interpreter: loops from a number in an array
+    "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+)
 few = settings(max_examples=8 if INTERPRETED else 100)
 
 numbers = st.sampled_from([0.0, -0.0, 1.5, -2.0, 6e-8, -6e-8, 3e4])
@@ -120,16 +119,32 @@ def test_vote_with_weights_that_fill_columns(w: list[int], ternary: bool) -> Non
 
 @pytest.mark.parametrize("n", [32 * 64 + 5, 32 * 256, 32 * 300 + 64])
 @pytest.mark.parametrize("coin", [None, Coin(7, 13)])
-def test_vote_beyond_a_tile(monkeypatch: pytest.MonkeyPatch, n: int, coin: Coin | None) -> None:
+@pytest.mark.parametrize("given_weights", [[3, -5, 2], [2, 2, 2]])
+def test_vote_beyond_a_tile(
+    monkeypatch: pytest.MonkeyPatch, n: int, coin: Coin | None, given_weights: list[int]
+) -> None:
     """Several tiles, a last one that is moved back, edges inside tiles, planes whose words lie oddly."""
-    monkeypatch.setitem(cuda.VOTE, "TILE", 64)
-    monkeypatch.setitem(cuda.VOTE, "num_warps", 1)
+    for shape in (cuda.VOTE, cuda.MAJORITY):
+        monkeypatch.setitem(shape, "TILE", 64)
+        monkeypatch.setitem(shape, "num_warps", 1)
     votes = Planes(torch.randint(-(2**63), 2**63 - 1, (3, words_for(n) + 1), device=DEVICE)[:, 1:], None)
-    w = torch.tensor([3, -5, 2], dtype=torch.int32)
+    w = torch.tensor(given_weights, dtype=torch.int32)
     for span in ((0, n), (700, n - 33)):
         out, want = filled(n, coin)
         assert same(cuda.vote_(out, votes, w, coin, span), reference.vote_(want, votes, w, coin, span))
         assert same(out, want)
+
+
+@pytest.mark.parametrize("m", [*range(1, 9), 16, 31, 32])
+@pytest.mark.parametrize("coin", [None, Coin(7, 13)])
+@pytest.mark.parametrize("ternary", [False, True])
+def test_majority(m: int, coin: Coin | None, ternary: bool) -> None:
+    y = torch.randint(-1, 2, (m, 200)) if ternary else 2 * torch.randint(0, 2, (m, 200)) - 1
+    votes = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if ternary else None))
+    out, want = filled(200, coin)
+    w = torch.full((m,), 1024, dtype=torch.int32)
+    assert same(cuda.vote_(out, votes, w, coin, (3, 199)), reference.vote_(want, votes, w, coin, (3, 199)))
+    assert same(out, want)
 
 
 @pytest.mark.parametrize("ternary", [False, True])
@@ -144,10 +159,8 @@ def test_more_workers_than_are_counted_in_one_pass(ternary: bool) -> None:
 
 
 @few
-@given(st.data(), coins, st.booleans(), st.booleans(), st.booleans())
-def test_vote_by_coordinate(
-    data: st.DataObject, coin: Coin | None, ternary: bool, symbol: bool, bounded: bool
-) -> None:
+@given(st.data(), coins, st.booleans(), st.booleans())
+def test_vote_by_coordinate(data: st.DataObject, coin: Coin | None, ternary: bool, symbol: bool) -> None:
     y = data.draw(ballots(ternary=ternary))
     n, m = len(y[0]), len(y)
     rounds = data.draw(st.lists(st.sampled_from([1, 7, 300]), min_size=m, max_size=m))
@@ -157,11 +170,9 @@ def test_vote_by_coordinate(
     most[slots] = 2 * torch.tensor(rounds)
     counters = (torch.rand(words_for(n), m + 1, 64) * (most[:, None] + 1)).int().to(torch.uint16).to(DEVICE)
     made = [
-        CoordinateWeights(c, torch.where(absent, -1, slots), *_tables(rounds), symbol)
+        CoordinateWeights(c, torch.where(absent, -1, slots), *tables_for(rounds), symbol)
         for c in (counters, counters.clone())
     ]
-    if bounded:
-        made[0] = made[0]._replace(bounds=torch.tensor([[-10_240, 10_240]] * m, dtype=torch.int32))
     out, want = filled(n, coin)
     votes = there(obvious.planes_of(y))
     counts = cuda.vote_by_coordinate_(out, votes, made[0], coin, n)
@@ -179,12 +190,11 @@ def test_disagreements(data: st.DataObject, ternary: bool) -> None:
 
 
 @pytest.mark.parametrize("ternary", [False, True])
-@pytest.mark.parametrize("n", [50, 7 * 32 * 128 + 70])
-def test_disagreements_in_blocks(monkeypatch: pytest.MonkeyPatch, ternary: bool, n: int) -> None:
+@pytest.mark.parametrize("m", [16, 19])
+@pytest.mark.parametrize("n", [50, 2 * 32 * 32 * 4 + 70])
+def test_disagreements_in_blocks(ternary: bool, m: int, n: int) -> None:
     """More workers than a block, more coordinates than a tile, and bits beyond n that must not count."""
-    monkeypatch.setattr(cuda, "PAIR_ROWS", 4)
-    monkeypatch.setattr(cuda, "PAIR_BLOCK", 4)
-    signs, support = torch.randint(-(2**63), 2**63 - 1, (2, 7, words_for(n)), device=DEVICE)
+    signs, support = torch.randint(-(2**63), 2**63 - 1, (2, m, words_for(n)), device=DEVICE)
     votes = Planes(signs & support, support) if ternary else Planes(signs, None)
     assert same(cuda.disagreements(votes, n), reference.disagreements(votes, n))
 

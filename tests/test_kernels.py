@@ -15,21 +15,9 @@ from signvote.errors import ConfigError
 from signvote.kernels import Backend, Coin, CoordinateWeights, Planes, backend, cpu, reference, words_for
 from tests import reference as obvious
 from tests.conftest import BACKENDS
+from tests.strategies import FLOATS, ballots, coins, tables_for, weights
 
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 both = pytest.mark.parametrize("kernels", BACKENDS.values(), ids=BACKENDS.keys())
-
-lengths = st.integers(1, 200)
-workers = st.integers(1, 9)
-weights = st.integers(-10_240, 10_240)
-coins = st.none() | st.builds(Coin, st.integers(0, 2**64 - 1), st.integers(0, 10_000))
-
-
-@st.composite
-def ballots(draw: st.DrawFn, *, ternary: bool) -> list[list[int]]:
-    n, m = draw(lengths), draw(workers)
-    signs = st.sampled_from([-1, 0, 1] if ternary else [-1, 1])
-    return [draw(st.lists(signs, min_size=n, max_size=n)) for _ in range(m)]
 
 
 def empty(n: int, coin: Coin | None, fill: int = 0) -> Planes:
@@ -131,24 +119,13 @@ def test_vote_by_coordinate(
         padded = torch.tensor(halves + [0] * (-n % 64)).view(-1, 64)
         counters[:, slot] = padded.to(torch.uint16)
     out = empty(n, coin)
-    weights = CoordinateWeights(counters, torch.tensor(slots), *_tables(rounds), symbol)
+    weights = CoordinateWeights(counters, torch.tensor(slots), *tables_for(rounds), symbol)
     wrong, cast = kernels.vote_by_coordinate_(out, obvious.planes_of(y), weights, coin, n)
     decision, after = obvious.vote_by_coordinate(y, counts, rounds, coin, symbol)
     assert obvious.signs_in(out, n) == decision
     assert [counters[:, s].flatten()[:n].tolist() for s in slots] == after
     assert all(not counters[:, s].flatten()[n:].any() for s in slots), "padding was counted"
     assert [wrong.tolist(), cast.tolist()] == list(obvious._counts(y, decision))
-
-
-def _tables(rounds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """What CoordinateTrust would hand to the kernel."""
-    kinds = sorted(set(rounds))
-    tables = torch.zeros(len(kinds), 4 * max(kinds) + 3, dtype=torch.int32)
-    for i, t in enumerate(kinds):
-        w = [obvious.llr_integer(c / (2 * t)) for c in range(2 * t + 1)]
-        tables[i, : 2 * len(w)] = torch.tensor([-v for v in w] + w, dtype=torch.int32)
-    sizes = torch.tensor([2 * t + 1 for t in rounds], dtype=torch.int32)
-    return tables, torch.tensor([kinds.index(t) for t in rounds]), sizes
 
 
 @both
@@ -204,7 +181,7 @@ def test_cpu_equals_reference_beyond_a_block(
         copies = [counters.clone() for _ in BACKENDS]
         counts = [
             k.vote_by_coordinate_(
-                out, votes, CoordinateWeights(c, torch.arange(m), *_tables([300] * m), False), coin, n
+                out, votes, CoordinateWeights(c, torch.arange(m), *tables_for([300] * m), False), coin, n
             )
             for k, out, c in zip(BACKENDS.values(), outs, copies, strict=True)
         ]

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from signvote import ConfigError
-from signvote.core.bits import pack_signs, unpack_signs
-from signvote.sim.attacks import ATTACKS, parse_attack
 from signvote.sim.population import (
     Sampler,
     generator,
@@ -124,61 +122,3 @@ def test_generators_depend_on_all_their_numbers() -> None:
         torch.rand(1, generator=generator(*parts)).item() for parts in [(0,), (1,), (0, 1), (1, 0), (0, 0, 1)]
     }
     assert len(first) == 5
-
-
-def changed(name: str, values: torch.Tensor, round: int = 1) -> torch.Tensor:
-    hostility = parse_attack(f"{name}:1:1", workers=2)
-    assert hostility is not None
-    planes, _ = pack_signs(values, None)
-    if bool((values != 0).all()):
-        planes = planes._replace(support=None)
-    where = {"n": len(values), "seed": 0, "round": round}
-    honest = hostility.change(planes, **where, worker=0)
-    assert honest is planes
-    return unpack_signs(hostility.change(planes, **where, worker=1), len(values))
-
-
-@pytest.mark.parametrize("zeros", [False, True])
-def test_what_the_attacks_are(zeros: bool) -> None:
-    """-s; each sign inverted with probability r; fair random bits."""
-    n = 100_000
-    x = torch.randn(n) * ((torch.rand(n) < 0.8) if zeros else 1)
-    s = torch.sign(x).to(torch.int8)
-    assert torch.equal(changed("invert", x), -s)
-    flipped = changed("flip=0.3", x)
-    assert torch.equal(flipped.abs(), s.abs()), "who abstains still does"
-    share = (flipped != s).sum() / (s != 0).sum()
-    assert abs(share.item() - 0.3) < 4 * (0.21 / n) ** 0.5 * 1.2
-    bits = changed("random", x)
-    assert bits.abs().min() == 1
-    assert abs(bits.double().mean().item()) < 4 / n**0.5
-    assert abs((bits.double() * s).mean().item()) < 4 / n**0.5
-    assert not torch.equal(bits, changed("random", x, round=2))
-
-
-def test_attacks_start_and_count() -> None:
-    hostility = parse_attack("invert:3:50", workers=15)
-    assert hostility is not None
-    assert hostility.workers == {12, 13, 14}, "the last, in modes 2 to 4 the strongest"
-    planes, _ = pack_signs(torch.ones(8), None)
-    assert hostility.change(planes, n=8, seed=0, round=49, worker=14) is planes
-    assert hostility.change(planes, n=8, seed=0, round=50, worker=14) is not planes
-    assert parse_attack(None, 15) is None
-    assert set(ATTACKS) == {"invert", "flip", "random"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("invrt:3", "there is no attack 'invrt'; did you mean 'invert'"),
-        ("qqq:3", r"there is no attack 'qqq'\. All: invert"),
-        ("invert", r"wanted NAME\[=STRENGTH\]:COUNT\[:START\]"),
-        ("invert:x", "wanted NAME"),
-        ("invert:16", r"COUNT in 0\.\.15"),
-        ("flip=2:3", r"STRENGTH in \[0, 1\]"),
-        ("invert:1:2:3", "wanted NAME"),
-    ],
-)
-def test_attacks_that_cannot_be(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_attack(text, 15)

@@ -12,7 +12,7 @@ from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, che
 from signvote.core import server as server_module
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
-from signvote.core.rules import ItSignSGD, Pooled, Rule, make_rule
+from signvote.core.rules import ItSignSGD, Pooled, Rule, make_rule, summary
 from signvote.core.trust import Evidence
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes
@@ -26,6 +26,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "pooled per tensor": {"per": "tensor"},
     "known-batch": {},
     "agreement": {},
+    "robust": {"sample": 128},
+    "robust per tensor": {"per": "tensor", "cap": 5},
 }
 every_rule = pytest.mark.parametrize("name", OPTIONS)
 zero_rules = pytest.mark.parametrize("zeros", ["coin", "abstain"])
@@ -238,6 +240,13 @@ def test_known_batch_weighs_by_the_root_and_caps() -> None:
     assert weights(1, 2**31) == [640, 10_240]
     assert weights(0, 4, 16) == [640, 640, 1280]
     assert weights(0, 0) == [640, 640]
+
+
+def test_every_rule_is_explained_in_two_lines() -> None:
+    for name in RULES:
+        lines = summary(name)
+        assert len(lines) == 2, name
+        assert all(20 < len(line) < 110 and line.endswith(".") for line in lines), lines
 
 
 def test_unknown_names_and_options_get_a_hint() -> None:

@@ -144,7 +144,7 @@ def test_the_textbook_agrees_on_every_decision(digits: Task) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "oracle", "sgd"]
+    "rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "sgd"]
 )
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_every_rule_and_recipe_learns(digits: Task, rule: str, recipe: str) -> None:
@@ -203,7 +203,7 @@ def test_sign_error_falls_with_better_workers(digits: Task) -> None:
 # ---- repeating, stopping, going on ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "sgd"])
+@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "robust", "sgd"])
 def test_a_seed_decides_everything_whatever_the_threads(digits: Task, tmp_path: Path, rule: str) -> None:
     results = []
     for threads in (1, 2):
@@ -219,7 +219,7 @@ def test_a_seed_decides_everything_whatever_the_threads(digits: Task, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "oracle", "sgd"])
+@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "robust", "oracle", "sgd"])
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_a_resumed_run_goes_on_bit_for_bit(digits: Task, tmp_path: Path, rule: str, recipe: str) -> None:
     config = small(rule, recipe=recipe, miss=0.2)

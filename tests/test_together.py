@@ -182,7 +182,9 @@ def test_the_parts_of_a_batch() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
-@pytest.mark.parametrize("rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "oracle"])
+@pytest.mark.parametrize(
+    "rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle"]
+)
 def test_a_run_together_is_the_run_one_by_one(digits: Task, rule: str, recipe: str) -> None:
     """Parameters, accuracy, bytes and trust, with workers away and attacking."""
     options = {"warmup": 3} if rule == "it-signsgd" else {}

@@ -68,7 +68,7 @@ class Common(Where):
     split: str = "shared"
     """Who owns which data: shared (the paper), iid, dirichlet:A or labels:K."""
     attack: str | None = None
-    """NAME[=STRENGTH]:COUNT[:START] with NAME invert, flip or random; the last COUNT workers attack."""
+    """NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, such as anti:5; docs/security.md has all."""
     miss: float = 0.0
     """Probability that a worker misses a round."""
     absent: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Train(Common):
     """
 
     rule: str = "pooled"
-    """majority, it-signsgd, pooled, known-batch, agreement, or the yardsticks oracle and sgd."""
+    """One of those that `signvote rules` explains, or the yardsticks oracle and sgd."""
     mode: int | None = None
     """Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1."""
     seed: int = 0
@@ -281,6 +281,18 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What each rule does, and when to take it."""
+
+    def run(self) -> None:
+        """Do it."""
+        from signvote.core.rules import RULES, summary
+
+        for name in RULES:
+            Console().print(name, *summary(name), sep="\n  ", markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Version:
     """Print the version."""
 
@@ -293,6 +305,7 @@ Command = (
     Annotated[Compare, subcommand("compare")]
     | Annotated[Train, subcommand("train")]
     | Annotated[Study, subcommand("study")]
+    | Annotated[Rules, subcommand("rules")]
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Fetch, subcommand("data")]
     | Annotated[Version, subcommand("version")]

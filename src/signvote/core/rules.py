@@ -6,6 +6,7 @@
     pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
     known-batch   sqrt(batch size), capped                                   none
     agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
+    robust        pooled's, but 0 for whom pairwise agreement disowns        O(workers^2)
 
 `vote` decides some coordinates and returns evidence; evidence of all coordinates of a round is added
 up and given to `learn` once. So a server may vote in chunks, and shards on many machines agree.
@@ -14,6 +15,7 @@ up and given to `learn` once. So a server may vote in chunks, and shards on many
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -21,9 +23,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from signvote.core.guard import GuardedTrust, Sample, capped
 from signvote.core.layout import Layout
 from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State, Trust
-from signvote.core.vote import LARGEST, MAX_LLR, Votes, fixed_point, llr_weights, scaled
+from signvote.core.vote import LARGEST, MAX_LLR, ONE, Votes, fixed_point, llr_weights, scaled
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, Planes, backend, upload
 from signvote.names import check_name
@@ -110,7 +113,9 @@ class WeightedRule(Rule):
 
 
 class Majority(WeightedRule):
-    """signSGD-MV: every vote counts one."""
+    """signSGD-MV: every vote counts one.
+    The baseline, with nothing to learn; good where all workers are alike and most of them honest.
+    """
 
     name = "majority"
 
@@ -123,7 +128,9 @@ class Majority(WeightedRule):
 
 
 class Pooled(WeightedRule):
-    """log((1-p)/p) with p counted over all coordinates of a worker, from its second round on."""
+    """Weighs by log((1-p)/p), p being the share of a worker's votes that decisions overruled.
+    For unequal workers that do not attack; needs two numbers per worker, or per worker and tensor.
+    """
 
     name = "pooled"
     trust: CountTrust
@@ -145,7 +152,8 @@ class Pooled(WeightedRule):
 
 
 class KnownBatch(WeightedRule):
-    """sqrt(B) of the declared batch size B: what every p tends to when gradients are noisy.
+    """Weighs by sqrt(B) of the declared batch size B: what trust tends to when gradients are noisy.
+    For clusters where nobody lies about it; learns nothing, and is the yardstick for rules that do.
 
     Relative to the smallest batch declared in the round, at most `cap`. A worker that declares
     nothing counts as the smallest.
@@ -155,9 +163,7 @@ class KnownBatch(WeightedRule):
 
     def __init__(self, layout: Layout, *, cap: float = 16.0) -> None:
         super().__init__(layout)
-        if not cap >= 1:
-            raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
-        self.cap = cap
+        self.cap = _checked_cap(cap)
 
     def weights(self, votes: Votes) -> Tensor:
         """min(sqrt(B / smallest B), cap), scaled so that the cap is the largest integer weight."""
@@ -168,7 +174,9 @@ class KnownBatch(WeightedRule):
 
 
 class Agreement(WeightedRule):
-    """log((1-p)/p) with p from how a worker agrees with the others; blind to the decision."""
+    """Weighs by log((1-p)/p), p from how a worker agrees with the others; blind to the decision.
+    Follows workers that turn; copies of each other deceive it, and a single strong worker is undervalued.
+    """
 
     name = "agreement"
     trust: AgreementTrust
@@ -189,8 +197,69 @@ class Agreement(WeightedRule):
         return replace(seen, differ=pairs[0], common=pairs[1])
 
 
+class Robust(WeightedRule):
+    """Pooled trust, guarded: pairwise agreement says who may be believed, pooled counts say how much.
+    For workers that may collude or turn; `cap` bounds what those that pass the guard can do.
+
+    A worker that does not agree with the others has weight 0; copies of each other share one vote.
+    No weight is negative: whoever is believed in the opposite would only have to turn round to rule.
+    While agreement does not tell, every vote counts one.
+
+    Args:
+        layout: of the model.
+        per: "tensor": a worker that disagrees in a tensor has no say in it. "worker": all in one.
+        forgetting: of the pooled counts, per round.
+        memory: of agreement, per round; short, because whom to believe may change quickly.
+        cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the rest.
+        sample: coordinates on which agreement is counted, of more than that.
+        secret: chooses them; give a random number that workers do not know.
+        max_llr: largest weight.
+
+    """
+
+    name = "robust"
+    trust: GuardedTrust
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        per: Per = "worker",
+        forgetting: float = 0.98,
+        memory: float = 0.9,
+        cap: float = math.inf,
+        sample: int = 2**20,
+        secret: int = 0,
+        max_llr: float = MAX_LLR,
+    ) -> None:
+        super().__init__(layout, per)
+        self.max_llr, self.cap = _checked_llr(max_llr), _checked_cap(cap)
+        self.sample = Sample(self.groups, sample, secret)
+        self.trust = GuardedTrust(len(self.groups), forgetting, memory)
+
+    def weights(self, votes: Votes) -> Tensor:
+        """Pooled's, then guarded, capped, and shared out among copies; 1 where nobody is left to believe."""
+        plain = torch.full((len(votes.workers), len(self.groups)), ONE, dtype=torch.int32)
+        verdict = self.trust.verdict(votes.workers)
+        if verdict is None:
+            return plain
+        pooled = llr_weights(self.trust.crossover(votes.workers), max_llr=self.max_llr).clamp_min(0)
+        believed = fixed_point(scaled(pooled * verdict.believable))
+        sharing = (verdict.unit == verdict.unit[:, None]).sum(1, keepdim=True)
+        shared = torch.div(capped(believed, self.cap), sharing, rounding_mode="trunc").int()
+        return torch.where((shared > 0).any(0), shared, plain)
+
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        pairs = self.sample.pairs(votes)
+        return replace(super().vote(out, votes, coin), differ=pairs[0], common=pairs[1])
+
+    def identity(self) -> State:
+        return super().identity() | {"groups": len(self.groups)}
+
+
 class ItSignSGD(Rule):
-    """The paper: log((1-p)/p) with p counted per worker and coordinate, w = 1 while it warms up.
+    """The paper: weighs by log((1-p)/p), p per worker and coordinate; plain in its first 100 rounds.
+    For comparing with it: needs two bytes per worker and coordinate, and many rounds to learn.
 
     `shard` is the range of coordinates that this object counts, if another machine has the rest.
     """
@@ -250,8 +319,17 @@ class ItSignSGD(Rule):
 
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Majority, ItSignSGD, Pooled, KnownBatch, Agreement)
+    rule.name: rule for rule in (Majority, ItSignSGD, Pooled, KnownBatch, Agreement, Robust)
 }
+
+
+def summary(name: str) -> list[str]:
+    """What a rule does and when to take it: the first two lines of its class.
+
+    >>> summary("majority")[0]
+    'signSGD-MV: every vote counts one.'
+    """
+    return inspect.getdoc(RULES[name]).splitlines()[:2]  # type: ignore[union-attr]
 
 
 def make_rule(name: str, layout: Layout, **options: object) -> Rule:
@@ -274,3 +352,9 @@ def _checked_llr(max_llr: float) -> float:
     if not 0 < max_llr <= MAX_LLR:
         raise ConfigError(f"max_llr is {max_llr}; it must lie in (0, {MAX_LLR:g}]")
     return max_llr
+
+
+def _checked_cap(cap: float) -> float:
+    if not cap >= 1:
+        raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
+    return cap

@@ -2,7 +2,8 @@
 
     CountTrust         mismatches / votes cast, one count per worker and group of coordinates (eq. 4, pooled)
     CoordinateTrust    the same per worker and coordinate, 2 bytes each                       (eq. 4)
-    AgreementTrust     from how workers agree with each other, never looking at the decision
+    PairCounts         how often two workers differ, by group of coordinates
+    AgreementTrust     p from how workers agree with each other, never looking at the decision
 
 All are keyed by worker id. A newcomer starts with the prior, a returning worker with what was known
 of it. Evidence is integers and adds up, so shards of a server learn what one server would.
@@ -34,8 +35,8 @@ class Evidence:
     workers: tuple[int, ...]
     mismatches: Tensor  # (workers, groups) int64: votes that differ from the decision
     cast: Tensor  # (workers, groups) int64: votes cast where there is a decision
-    differ: Tensor | None = None  # (workers, workers) int64: coordinates on which two differ
-    common: Tensor | None = None  # (workers, workers) int64: coordinates on which both voted
+    differ: Tensor | None = None  # (..., workers, workers) int64: coordinates on which two differ
+    common: Tensor | None = None  # (..., workers, workers) int64: coordinates on which both voted
     present: Tensor | None = None  # (workers,) bool: who took part; None: all did
 
     def __add__(self, other: Evidence) -> Evidence:
@@ -63,7 +64,7 @@ class Evidence:
                 return Evidence(workers=self.workers, **counts)
             rows = present.nonzero()[:, 0]
             for name, value in counts.items():
-                counts[name] = value[rows][:, rows] if name in ("differ", "common") else value[rows]
+                counts[name] = value[..., rows, :][..., rows] if name in ("differ", "common") else value[rows]
             return Evidence(workers=tuple(self.workers[i] for i in rows.tolist()), **counts)
 
         return arrived
@@ -246,7 +247,49 @@ class CoordinateTrust:
         self.counters = state["counters"].clone()
 
 
-class AgreementTrust:
+class PairCounts:
+    """On how many coordinates two workers differ, and on how many both voted, by group of coordinates.
+
+    With forgetting < 1, counts of a pair shrink by that factor each round in which the two meet.
+    """
+
+    def __init__(self, groups: int = 1, forgetting: float = 1.0) -> None:
+        check_forgetting(forgetting)
+        self.groups, self.forgetting = groups, forgetting
+        self.index: dict[int, int] = {}  # worker -> its row and column
+        self.counts = torch.zeros(2, groups, 0, 0, dtype=torch.float64)  # differ, common
+
+    def learn(self, evidence: Evidence) -> None:
+        """Count one round of pairs."""
+        if evidence.differ is None or evidence.common is None:
+            raise ConfigError("agreement needs evidence about pairs; this vote did not count them")
+        for worker in evidence.workers:
+            self.index.setdefault(worker, len(self.index))
+        more = len(self.index) - self.counts.shape[-1]
+        self.counts = torch.nn.functional.pad(self.counts, (0, more, 0, more))
+        at = torch.tensor([self.index[w] for w in evidence.workers])
+        new = torch.stack([evidence.differ, evidence.common]).view(2, self.groups, len(at), len(at))
+        self.counts[:, :, at[:, None], at] = self.counts[:, :, at[:, None], at] * self.forgetting + new
+
+    def forget(self, worker: int) -> None:
+        """Drop what is known of a worker."""
+        if worker in self.index:
+            left = [w for w in self.index if w != worker]
+            at = torch.tensor([self.index[w] for w in left], dtype=torch.int64)
+            self.counts = self.counts[:, :, at][..., at]
+            self.index = {w: i for i, w in enumerate(left)}
+
+    def state_dict(self) -> State:
+        """Everything needed to go on."""
+        return {"workers": list(self.index), "counts": self.counts.clone()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from a state."""
+        self.index = {w: i for i, w in enumerate(state["workers"])}
+        self.counts = state["counts"].clone().view(2, self.groups, len(self.index), len(self.index))
+
+
+class AgreementTrust(PairCounts):
     """p from pairwise agreement, which never looks at the decision.
 
     If errors are independent, C_ij = E[Y_i Y_j] = a_i a_j with a = 1 - 2 p, so every pair of others
@@ -256,51 +299,18 @@ class AgreementTrust:
     """
 
     def __init__(self, forgetting: float = 1.0) -> None:
-        check_forgetting(forgetting)
-        self.forgetting = forgetting
-        self._index: dict[int, int] = {}
-        self._counts = torch.zeros(2, 0, 0, dtype=torch.float64)  # differ, common
+        super().__init__(1, forgetting)
 
     def crossover(self, workers: Sequence[int]) -> Tensor:
         """P of these workers, (workers,) float64."""
-        if any(w not in self._index for w in workers):
-            known = [w for w in workers if w in self._index]
+        if any(w not in self.index for w in workers):
+            known = [w for w in workers if w in self.index]
             p = dict(zip(known, self.crossover(known).tolist(), strict=True)) if known else {}
             average = sum(p.values()) / len(p) if p else PRIOR
             return torch.tensor([p.get(w, average) for w in workers], dtype=torch.float64)
-        at = torch.tensor([self._index[w] for w in workers])
-        differ, common = self._counts[:, at][:, :, at]
+        at = torch.tensor([self.index[w] for w in workers])
+        differ, common = self.counts[:, 0][:, at][:, :, at]
         return agreement_crossover(1 - 2 * differ / common)
-
-    def learn(self, evidence: Evidence) -> None:
-        """Count one round of pairs."""
-        if evidence.differ is None or evidence.common is None:
-            raise ConfigError("agreement needs evidence about pairs; this vote did not count them")
-        new = [w for w in evidence.workers if w not in self._index]
-        grown = torch.zeros(2, *(2 * [len(self._index) + len(new)]), dtype=torch.float64)
-        grown[:, : len(self._index), : len(self._index)] = self._counts * self.forgetting
-        for worker in new:
-            self._index[worker] = len(self._index)
-        at = torch.tensor([self._index[w] for w in evidence.workers])
-        grown[:, at[:, None], at] += torch.stack([evidence.differ, evidence.common])
-        self._counts = grown
-
-    def forget(self, worker: int) -> None:
-        """Drop what is known of a worker."""
-        if worker in self._index:
-            left = [w for w in self._index if w != worker]
-            at = torch.tensor([self._index[w] for w in left], dtype=torch.int64)
-            self._counts = self._counts[:, at][:, :, at]
-            self._index = {w: i for i, w in enumerate(left)}
-
-    def state_dict(self) -> State:
-        """Everything needed to go on."""
-        return {"workers": list(self._index), "counts": self._counts.clone()}
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state."""
-        self._index = {w: i for i, w in enumerate(state["workers"])}
-        self._counts = state["counts"].clone()
 
 
 def agreement_crossover(agreement: Tensor) -> Tensor:

@@ -55,40 +55,6 @@ def _popcount_by_hand(x):
 
 
 @triton.jit
-def _parity(a, b, c):
-    return tl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, $2, $3, 0x96;", "=r,r,r,r", [a, b, c], tl.uint32, True, 1
-    )
-
-
-@triton.jit
-def _parity_by_hand(a, b, c):
-    return a ^ b ^ c
-
-
-@triton.jit
-def _carry(a, two, three):
-    return tl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, $2, $3, 0x74;", "=r,r,r,r", [a, two, three], tl.uint32, True, 1
-    )
-
-
-@triton.jit
-def _carry_by_hand(a, two, three):
-    return (a & flipped(two)) | (two & flipped(three))
-
-
-@triton.jit
-def _log2(x):
-    return libdevice.fast_log2f(x)
-
-
-@triton.jit
-def _log2_by_hand(x):
-    return tl.log2(x)
-
-
-@triton.jit
 def _peek(pointer, where, other):
     return tl.inline_asm_elementwise(
         "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, $3; @p ld.global.b32 $0, [$1]; }",
@@ -101,13 +67,24 @@ def _peek_by_hand(pointer, where, other):
     return tl.load(pointer, mask=where, other=other)
 
 
+@triton.jit
+def _look_up(table, index):
+    return tl.inline_asm_elementwise(
+        "{ .reg .b64 entry; mad.wide.u32 entry, $2, 2, $1; ld.global.s16 $0, [entry]; }",
+        "=r,l,r", [table.to(tl.int64), index], tl.int32, True, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _look_up_by_hand(table, index):
+    return tl.load(table + index.to(tl.int32)).to(tl.int32)
+
+
 # Triton's interpreter, in which the kernels run without a GPU, knows no libdevice and no instructions.
-_BY_HAND = triton.knobs.runtime.interpret
-popcount = _popcount_by_hand if _BY_HAND else _popcount  # the ones in each word
-log2 = _log2_by_hand if _BY_HAND else _log2  # within 2^-22 of its value, and of 1 between 1/2 and 2
-peek = _peek_by_hand if _BY_HAND else _peek  # a load of words by threads that hold them, wherever they lie
-parity = _parity_by_hand if _BY_HAND else _parity  # a ^ b ^ c, one instruction that no compiler rearranges
-carry = _carry_by_hand if _BY_HAND else _carry  # of a + b + c, from a, a ^ b and a ^ b ^ c
+BY_HAND = triton.knobs.runtime.interpret
+popcount = _popcount_by_hand if BY_HAND else _popcount  # the ones in each word
+look_up = _look_up_by_hand if BY_HAND else _look_up  # entries of a table of int16
+peek = _peek_by_hand if BY_HAND else _peek  # a load of words by threads that hold them, wherever they lie
 
 
 @triton.jit

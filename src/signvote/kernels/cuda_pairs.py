@@ -1,7 +1,14 @@
-"""How often each two workers differ, in Triton.
+"""How often each two workers differ, in Triton: products of bit matrices on tensor cores.
 
-A GPU counts the ones of a word four times slower than it adds words, so seven words of differences are
-first added into their binary digits: three counts, not seven.
+With the votes for, against and all votes as matrices of bits P, N and V (workers x coordinates),
+
+    differ = P N' + N P'        both = V V'
+
+and a GPU has an instruction for such a product. It wants the matrices spread over the 32 threads of a warp
+in its own way (PTX ISA, "Matrix Fragments for mma.m16n8k256"), so every tensor here is one number a
+thread: thread t = 0 ... 3 of quad q = 0 ... 7 of a warp holds two words of rows q and q + 8, and of a
+product what stands there in columns 2 t and 2 t + 1. Which coordinates a word is of does not matter, as
+long as it is the same for all workers.
 """
 
 from __future__ import annotations
@@ -9,132 +16,147 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from signvote.kernels.cuda_bits import carry, full_add, inside, parity, popcount, zeros
+from signvote.kernels.cuda_bits import BY_HAND, ONES, flipped, inside, popcount
 
-SEVEN = tl.constexpr(7)  # words a thread takes of each plane: what full adders turn into three
+ROWS = tl.constexpr(16)  # workers on each side
+WORDS = tl.constexpr(8)  # 32-bit words of each that are multiplied at a time
 
 
 @triton.jit
-def _sevens(planes, first, workers, stride, at, left, ROWS, STEP):
-    """Seven words a thread of each of ROWS planes, of which `left` bits are left: word 7 r + i is of plane r."""
+def _two_words(pointer):
+    return tl.inline_asm_elementwise(
+        "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32), True, 1
+    )
+
+
+@triton.jit
+def _two_words_by_hand(pointer):
+    return tl.load(pointer), tl.load(pointer + 1)
+
+
+@triton.jit
+def _product(sums, low, high, columns):
+    return tl.inline_asm_elementwise(
+        "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+        "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3",
+        [low[0], high[0], low[1], high[1], columns[0], columns[1], sums[0], sums[1], sums[2], sums[3]],
+        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _product_by_hand(sums, low, high, columns):
+    warps = low[0].shape[0] // 32
+    ones = ()
+    for rows in tl.static_range(2):
+        these = tl.zeros([warps, 8, 8], tl.int32)
+        for i in tl.static_range(2):
+            row = tl.reshape(high[i] if rows else low[i], [warps, 8, 1, 4])
+            these += tl.sum(popcount(row & tl.reshape(columns[i], [warps, 1, 8, 4])), 3)
+        ones = ones + tl.split(tl.reshape(these, [warps * 32, 2]))
+    return sums[0] + ones[0], sums[1] + ones[1], sums[2] + ones[2], sums[3] + ones[3]
+
+
+two_words = _two_words_by_hand if BY_HAND else _two_words
+product = _product_by_hand if BY_HAND else _product  # rows q (low) and q + 8 (high) with columns q
+
+
+@triton.jit
+def _add(sums, x, y):
+    """Add the products of 16 rows of x with 16 of y: columns 0 to 7, then columns 8 to 15."""
+    return product(sums[:4], x[:2], x[2:], y[:2]) + product(sums[4:], x[:2], x[2:], y[2:])
+
+
+@triton.jit
+def _load(planes, at, low, high, last, STEPS):
+    """Two words each of rows q and q + 8, for every step; none where there are no planes."""
     words = ()
-    for r in tl.static_range(ROWS):
-        plane = planes + tl.minimum(first + r, workers - 1) * stride + at
-        for i in tl.static_range(SEVEN):
-            there = (at + i * STEP) * 32 < left
-            words = words + (tl.load(plane + i * STEP, mask=there, other=0),)
-    if left < SEVEN * STEP * 32:
-        cut = ()
-        for r in tl.static_range(ROWS):
-            for i in tl.static_range(SEVEN):
-                cut = cut + (words[SEVEN * r + i] & inside(at + i * STEP, 0, left),)
-        words = cut
+    if planes is not None:
+        for i in tl.static_range(STEPS):
+            place = planes + tl.minimum(at + i * WORDS, last)
+            words = words + two_words(place + low) + two_words(place + high)
     return words
 
 
 @triton.jit
-def _gain(sums, K, value):
-    """Sums with a value added to number K; two numbers share a register, 16 bits each."""
-    total = sums[K // 2] + (value << 16 if K % 2 else value)
-    return sums[: K // 2] + (total,) + sums[K // 2 + 1 :]
-
-
-@triton.jit
-def _total(sums, K):
-    """Number K of the sums, over all threads."""
-    value = sums[K // 2].to(tl.uint32, bitcast=True)
-    return tl.sum((value >> 16 if K % 2 else value & 0xFFFF).to(tl.int32))
-
-
-@triton.jit
-def _unlike(y, z, R, S):
-    """On how many coordinates seven words of plane R of y differ from those of plane S of z.
-
-    Full adders turn the seven differences into their binary digits. Most differences are never computed
-    by themselves: a sum takes y and z as two inputs, and a carry needs only the sums.
-    """
-    y0, y1, y2 = y[SEVEN * R], y[SEVEN * R + 1], y[SEVEN * R + 2]
-    y3, y4, y5, y6 = y[SEVEN * R + 3], y[SEVEN * R + 4], y[SEVEN * R + 5], y[SEVEN * R + 6]
-    z0, z1, z2 = z[SEVEN * S], z[SEVEN * S + 1], z[SEVEN * S + 2]
-    z3, z4, z5, z6 = z[SEVEN * S + 3], z[SEVEN * S + 4], z[SEVEN * S + 5], z[SEVEN * S + 6]
-    a = y0 ^ z0
-    two = parity(a, y1, z1)
-    three = parity(two, y2, z2)
-    p = carry(a, two, three)
-    b = y3 ^ z3
-    two = parity(b, y4, z4)
-    six = parity(two, y5, z5)
-    q = carry(b, two, six)
-    two = three ^ six
-    low = parity(two, y6, z6)
-    middle, high = full_add(p, q, carry(three, two, low))
-    return popcount(low) + 2 * popcount(middle) + 4 * popcount(high)
-
-
-@triton.jit
-def _ones(words):
-    """Ones in seven words."""
-    x, p = full_add(words[0], words[1], words[2])
-    y, q = full_add(words[3], words[4], words[5])
-    low, r = full_add(x, y, words[6])
-    middle, high = full_add(p, q, r)
-    return popcount(low) + 2 * popcount(middle) + 4 * popcount(high)
-
-
-@triton.jit
-def _both(u, v, R, S):
-    """Where plane R of u and plane S of v are 1."""
+def _repeated(word, times):
     words = ()
-    for i in tl.static_range(SEVEN):
-        words = words + (u[SEVEN * R + i] & v[SEVEN * S + i],)
+    for _ in tl.static_range(times):
+        words = words + (word,)
     return words
 
 
 @triton.jit
-def _unlike_in(y, z, where, R, S):
-    """Where plane R of y and plane S of z differ, in these words."""
-    words = ()
-    for i in tl.static_range(SEVEN):
-        words = words + ((y[SEVEN * R + i] ^ z[SEVEN * S + i]) & where[i],)
-    return words
+def _cut(words, at, n):
+    """Nothing from coordinate n on."""
+    kept = ()
+    for i in tl.static_range(len(words) // 4):
+        first, second = inside(at + i * WORDS, 0, n), inside(at + i * WORDS + 1, 0, n)
+        kept = kept + (words[4 * i] & first, words[4 * i + 1] & second)
+        kept = kept + (words[4 * i + 2] & first, words[4 * i + 3] & second)
+    return kept
 
 
-@triton.jit(do_not_specialize=["n", "tiles"])
+@triton.jit
+def _for_and_against(y, voted):
+    """Votes for and votes against, as far as they were cast."""
+    plus, minus = (), ()
+    for i in tl.static_range(4):
+        plus, minus = plus + (y[i] & voted[i],), minus + (flipped(y[i]) & voted[i],)
+    return plus, minus
+
+
+@triton.jit(do_not_specialize=["n", "words", "tiles"])
 def disagreements_(
-    counts, votes, support, stride: tl.int64, n: tl.int64, tiles: tl.int64, workers,
-    ROWS: tl.constexpr, SAME: tl.constexpr, STEP: tl.constexpr,
+    counts, votes, support, stride: tl.int64, n: tl.int64, words: tl.int64, tiles: tl.int64, workers,
+    STEPS: tl.constexpr, WARPS: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
-    """Pairs of ROWS workers with each other (SAME), or of two different sets of ROWS workers.
+    """Pairs of 16 workers with 16 workers, the SAME ones if there are no others.
 
-    Each program takes every so many tiles and writes its own part of its own two matrices.
+    Each program takes every so many tiles of WARPS x STEPS x WORDS words, and adds what it found to the
+    two matrices of `counts`.
     """
-    r, s = tl.program_id(1) * ROWS, (tl.program_id(1) if SAME else tl.program_id(2)) * ROWS
-    if not SAME and r >= s:
+    r, s = tl.program_id(1) * ROWS, tl.program_id(2) * ROWS
+    if r > s:
         return
-    at = tl.arange(0, STEP)
-    differ, common = zeros(ROWS * ROWS, STEP), zeros(ROWS * ROWS, STEP)
+    thread = tl.arange(0, 32 * WARPS)
+    q, t = thread % 32 // 4, thread % 4
+    here = thread // 32 * (STEPS * WORDS) + 2 * t
+    low, high = tl.minimum(r + q, workers - 1) * stride, tl.minimum(r + q + 8, workers - 1) * stride
+    left, right = tl.minimum(s + q, workers - 1) * stride, tl.minimum(s + q + 8, workers - 1) * stride
+    zero, ones = tl.zeros([32 * WARPS], tl.int32), tl.full([32 * WARPS], ONES, tl.uint32)
+    differ = (zero, zero, zero, zero, zero, zero, zero, zero)
+    both, everywhere = differ, _repeated(ones, 4 * STEPS)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        start = tile * (SEVEN * STEP)
-        left = tl.minimum(n - start * 32, SEVEN * STEP * 32).to(tl.int32)
-        y = _sevens(votes + start, r, workers, stride, at, left, ROWS, STEP)
-        z = y if SAME else _sevens(votes + start, s, workers, stride, at, left, ROWS, STEP)
-        u, v = None, None
-        if support is not None:
-            u = _sevens(support + start, r, workers, stride, at, left, ROWS, STEP)
-            v = u if SAME else _sevens(support + start, s, workers, stride, at, left, ROWS, STEP)
-        for i in tl.static_range(ROWS):
-            for j in tl.static_range(i if SAME else 0, ROWS):
-                if support is None:
-                    if not SAME or i < j:
-                        differ = _gain(differ, i * ROWS + j, _unlike(y, z, i, j))
-                else:
-                    both = _both(u, v, i, j)
-                    differ = _gain(differ, i * ROWS + j, _ones(_unlike_in(y, z, both, i, j)))
-                    common = _gain(common, i * ROWS + j, _ones(both))
-    counts += tl.program_id(0) * (2 * workers * workers)
-    for i in tl.static_range(ROWS):
-        for j in tl.static_range(i if SAME else 0, ROWS):
-            place, mask = (r + i) * workers + s + j, (r + i < workers) & (s + j < workers)
-            tl.store(counts + place, _total(differ, i * ROWS + j), mask=mask)
+        at = tile * (WARPS * STEPS * WORDS) + here
+        y = _load(votes, at, low, high, words - 2, STEPS)
+        v = everywhere if support is None else _load(support, at, low, high, words - 2, STEPS)
+        z = y if SAME else _load(votes, at, left, right, words - 2, STEPS)
+        w = v if SAME or support is None else _load(support, at, left, right, words - 2, STEPS)
+        if (tile + 1) * (WARPS * STEPS * WORDS * 32) > n:
+            v, w = _cut(v, at, n), _cut(w, at, n)
+        for i in tl.static_range(STEPS):
+            u = v[4 * i : 4 * i + 4]
+            plus, minus = _for_and_against(y[4 * i : 4 * i + 4], u)
+            their_plus, their_minus = plus, minus
+            if not SAME:
+                their_plus, their_minus = _for_and_against(z[4 * i : 4 * i + 4], w[4 * i : 4 * i + 4])
+            differ = _add(_add(differ, plus, their_minus), minus, their_plus)
             if support is not None:
-                tl.store(counts + workers * workers + place, _total(common, i * ROWS + j), mask=mask)
+                both = _add(both, u, w[4 * i : 4 * i + 4])
+    _add_up(counts, differ, r, s, workers, WARPS)
+    if support is not None:
+        _add_up(counts + workers * workers, both, r, s, workers, WARPS)
+
+
+@triton.jit
+def _add_up(matrix, sums, r, s, workers, WARPS):
+    """Add the sums of all warps to their place in a matrix, and where it lies aside, to its mirror image."""
+    thread = tl.arange(0, 32)
+    for i in tl.static_range(8):
+        row, column = r + thread // 4 + i // 2 % 2 * 8, s + thread % 4 * 2 + i % 2 + i // 4 * 8
+        total = tl.sum(tl.reshape(sums[i], [WARPS, 32]), 0).to(tl.int64)
+        there = (row < workers) & (column < workers)
+        tl.atomic_add(matrix + row * workers + column, total, mask=there, sem="relaxed")
+        tl.atomic_add(matrix + column * workers + row, total, mask=there & (r < s), sem="relaxed")

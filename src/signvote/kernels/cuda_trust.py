@@ -1,12 +1,7 @@
 """The paper's vote in Triton: a weight for every worker and coordinate, counters updated in the same pass.
 
-The weight w(c) = round(1024 log((2 R - c) / c)), clipped, stands in a table, but a lookup by every thread
-of a warp costs a line of cache each. So it is computed, in float32, whose error is below a hundredth:
-
-    two logarithms up to 15, each with a relative error of 2^-22 (the instruction's bound), their
-    difference and its product with 1024 log 2 rounded: 1024 log 2 (2 * 15 * 2^-22 + 2^-20) + 2^-10 < 0.007
-
-and only where that could decide the rounding, in two of a hundred cases, the table is asked.
+Counters are seen as 32-bit words, two neighbouring coordinates in each. Those of a tile are all asked for
+before the first is used, and stay in registers until the decision is known.
 """
 
 from __future__ import annotations
@@ -14,94 +9,160 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from signvote.kernels.cuda_bits import BITS, ONES, coin_words, flipped, inside, log2, peek
+from signvote.kernels.cuda_bits import BITS, ONES, coin_words, flipped, inside, look_up, peek
 
-SCALE = tl.constexpr(709.782712893384)  # 1024 log 2
-SAFE = tl.constexpr(0.49)  # a fraction up to here cannot be on the wrong side of 1/2
-INTEGERS = tl.constexpr(8388608.0)  # 2^23: from here on the last bit of a float32 is 1
-ITS_BITS = tl.constexpr(0x4B000000)
-ROUNDING = tl.constexpr(12582912.0)  # 1.5 2^23: added and taken away, it rounds to an integer
+PAIRS = tl.constexpr(16)  # of coordinates in a word
 
 
 @triton.jit
-def _weight(count, table, size, low, high, there, COMPUTE):
-    """W of these counters: row `table` has it at `size` + counter, and `size` is 2 R + 1."""
-    rounded, unsure = tl.zeros_like(count).to(tl.float32), there & (count >= 0)
-    if COMPUTE:
-        above = (count | ITS_BITS).to(tl.float32, bitcast=True)  # 2^23 + c, without a conversion
-        against, agreed = above - INTEGERS, tl.maximum(size - 1, 1).to(tl.float32) + INTEGERS - above
-        exact = tl.clamp((log2(agreed) - log2(against)) * SCALE, low, high)
-        rounded = (exact + ROUNDING) - ROUNDING
-        unsure = tl.abs(exact - rounded) > SAFE
-    entry = peek(table + (size + count), unsure, rounded.to(tl.uint32, bitcast=True))
-    return entry.to(tl.float32, bitcast=True)
+def _members(slots, table_of, sizes, table_stride, first, workers, WORKERS):
+    """Where the counters of WORKERS workers from the first on stand, or -1, and where their weights do."""
+    places, entries = (), ()
+    for m in tl.static_range(WORKERS):
+        slot = tl.load(slots + first + m, mask=first + m < workers, other=-1).to(tl.int32)
+        row = tl.load(table_of + first + m, mask=slot >= 0, other=0).to(tl.int32) * table_stride
+        places = places + (slot * 32,)
+        entries = entries + (row + tl.load(sizes + first + m, mask=slot >= 0, other=0),)
+    return places, entries
 
 
 @triton.jit
-def _bits_of(word, lane):
-    return (word[:, None] >> lane[None, :].to(tl.uint32)) & 1
+def _counters(cells, places, there):
+    """The counters of these workers; zeros for those who take no part."""
+    counters = ()
+    for m in tl.static_range(len(places)):
+        mask = there & (places[m] >= 0)
+        counters = counters + (tl.load(cells + places[m], mask=mask, other=0, cache_modifier=".cg"),)
+    return counters
+
+
+@triton.jit
+def _signs(word, voted, by, part):
+    """+1 or -1 for bit `by` of each word, 0 where there is no vote or the worker takes no part."""
+    sign = ((word >> by) & 1).to(tl.int32) * (2 * part) - part
+    if voted is not None:
+        sign *= ((voted >> by) & 1).to(tl.int32)
+    return sign
+
+
+@triton.jit
+def _weighed(tallies, counters, y, voted, places, tables, entries):
+    """Add the weighted votes of these workers at even and at odd coordinates."""
+    even, odd = tallies
+    by = 2 * tl.arange(0, PAIRS)[None, :].to(tl.uint32)
+    for m in tl.static_range(len(counters)):
+        part = (places[m] >= 0).to(tl.int32)
+        table = tables + entries[m]
+        low, high = look_up(table, counters[m] & 0xFFFF), look_up(table, counters[m] >> 16)
+        cast = None
+        if len(voted) > 0:
+            cast = voted[m][:, None]
+        even += low * _signs(y[m][:, None], cast, by, part)
+        odd += high * _signs(y[m][:, None], cast, by + 1, part)
+    return even, odd
+
+
+@triton.jit
+def _words(plane, first, workers, stride, there, WORKERS):
+    """A word of each of WORKERS workers' planes; none where there are no planes."""
+    words = ()
+    if plane is not None:
+        zero = tl.zeros(there.shape, tl.uint32)
+        for m in tl.static_range(WORKERS):
+            words = words + (peek(plane + tl.minimum(first + m, workers - 1) * stride, there, zero),)
+    return words
+
+
+@triton.jit
+def _positive(even, odd):
+    """Words of the bits where tallies are positive, and of those where they are zero."""
+    bit = (1 << 2 * tl.arange(0, PAIRS).to(tl.uint32))[None, :].to(tl.uint32)
+    more = tl.where(even > 0, bit, 0) + tl.where(odd > 0, 2 * bit, 0)
+    same = tl.where(even == 0, bit, 0) + tl.where(odd == 0, 2 * bit, 0)
+    return tl.sum(more.to(tl.uint32), 1), tl.sum(same.to(tl.uint32), 1)
+
+
+@triton.jit
+def _write(plane, new, live, there):
+    old = tl.load(plane, mask=there & (live != ONES), other=0)
+    tl.store(plane, (new & live) | (old & flipped(live)), mask=there)
+
+
+@triton.jit
+def _spread(word, scale):
+    """Bits 2 i and 2 i + 1 of a word, times `scale`, in the two halves of the i-th of 16 numbers."""
+    two = word[:, None] >> 2 * tl.arange(0, PAIRS)[None, :].to(tl.uint32)
+    return (two & 1) * scale + (two & 2) * (scale << 15)
+
+
+@triton.jit
+def _update(cells, counters, y, voted, places, more, sure, live, there, SYMBOL, SURE):
+    """Write the counters of these workers after the decision."""
+    for m in tl.static_range(len(counters)):
+        mine = live
+        if len(voted) > 0:
+            mine &= voted[m]
+        against = (y[m] ^ more) & mine & sure
+        missing = mine ^ sure
+        added = _spread(against | missing if SYMBOL else against, 2)
+        if not SYMBOL and (len(voted) > 0 or not SURE):
+            added += _spread(missing, 1)
+        tl.store(cells + places[m], counters[m] + added, mask=there & (places[m] >= 0))
 
 
 @triton.jit(do_not_specialize=["key", "first", "n"])
 def vote_by_coordinate_(
-    out, decided, votes, support, counters, slots, tables, table_of, sizes, bounds, workers,
-    stride: tl.int64, counter_stride: tl.int64, table_stride: tl.int64, key: tl.int64, first: tl.int64,
+    out, decided, votes, support, counters, slots, tables, table_of, sizes, workers,
+    stride: tl.int64, counter_stride: tl.int64, table_stride, key: tl.int64, first: tl.int64,
     n: tl.int64, COIN: tl.constexpr, ALIGNED: tl.constexpr, SYMBOL: tl.constexpr,
-    SUM: tl.constexpr, WORDS: tl.constexpr,
+    WORKERS: tl.constexpr, ONCE: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Decide WORDS words: first everybody's weights, then, by the decision, everybody's counters."""
-    start = tl.program_id(0).to(tl.int64) * WORDS
-    word, lane = tl.arange(0, WORDS), tl.arange(0, BITS)
-    left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
-    there = word * BITS < left
-    votes += start
-    at = (start + word) // 2 * counter_stride + word % 2 * BITS  # a word of 64 coordinates is two of these
-    cells = counters + at[:, None] + lane[None, :]
-    zero, tally = tl.zeros([WORDS], tl.uint32), tl.zeros([WORDS, BITS], SUM)
-    for m in range(workers):
-        slot = tl.load(slots + m)
-        if slot >= 0:
-            count = tl.load(cells + slot * 64, mask=there[:, None], other=0).to(tl.int32)
-            table, size = tables + tl.load(table_of + m) * table_stride, tl.load(sizes + m)
-            low, high = 0.0, 0.0
-            if bounds is not None:
-                low, high = tl.load(bounds + 2 * m).to(tl.float32), tl.load(bounds + 2 * m + 1).to(tl.float32)
-            w = _weight(count, table, size, low, high, there[:, None], bounds is not None)
-            positive = _bits_of(peek(votes + m * stride + word, there, zero), lane)
-            w = tl.where(positive != 0, w, -w)
-            if support is not None:
-                voted = _bits_of(peek(support + start + m * stride + word, there, zero), lane)
-                w = tl.where(voted != 0, w, 0.0)
-            tally += w.to(SUM)
+    """Decide WORDS words: first everybody's weights, then, by the decision, everybody's counters.
 
-    bit = (1 << lane.to(tl.uint32))[None, :].to(tl.uint32)
-    more = tl.sum(tl.where(tally > 0, bit, 0).to(tl.uint32), 1)
-    same = tl.sum(tl.where(tally == 0, bit, 0).to(tl.uint32), 1)
+    WORKERS workers are taken at a time. If they are all, ONCE, their counters are read once.
+    """
+    word = tl.arange(0, WORDS)
+    start = tl.program_id(0).to(tl.int64) * WORDS
+    left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
+    here = word * BITS < left
+    there = here[:, None]
+    at = (start + word) // 2 * counter_stride + word % 2 * PAIRS  # 64 coordinates are two of these words
+    cells = counters + at[:, None] + tl.arange(0, PAIRS)[None, :]
+    plane, cover = votes + start + word, None if support is None else support + start + word
+    even = tl.zeros([WORDS, PAIRS], tl.int32)
+    tallies = even, even
+    places, c, y, v = (), (), (), ()
+    if ONCE:
+        places, entries = _members(slots, table_of, sizes, table_stride, 0, workers, WORKERS)
+        c = _counters(cells, places, there)
+        y = _words(plane, 0, workers, stride, here, WORKERS)
+        v = _words(cover, 0, workers, stride, here, WORKERS)
+        tallies = _weighed(tallies, c, y, v, places, tables, entries)
+    else:
+        for m in range(0, workers, WORKERS):
+            these, rows = _members(slots, table_of, sizes, table_stride, m, workers, WORKERS)
+            count = _counters(cells, these, there)
+            signs = _words(plane, m, workers, stride, here, WORKERS)
+            voted = _words(cover, m, workers, stride, here, WORKERS)
+            tallies = _weighed(tallies, count, signs, voted, these, tables, rows)
+
+    more, same = _positive(tallies[0], tallies[1])
     live = inside(word, 0, left)
     sure = live
     if COIN:
         more |= same & coin_words(key, first, start + word, ALIGNED)
     else:
         sure &= flipped(same)
-    edge = there & (live != ONES)
-    old = tl.load(out + start + word, mask=edge, other=0)
-    tl.store(out + start + word, (more & live) | (old & flipped(live)), mask=there)
+    _write(out + start + word, more, live, here)
     if decided is not None:
-        old = tl.load(decided + start + word, mask=edge, other=0)
-        tl.store(decided + start + word, sure | (old & flipped(live)), mask=there)
+        _write(decided + start + word, sure, live, here)
 
-    for m in range(workers):
-        slot = tl.load(slots + m)
-        if slot >= 0:
-            count = tl.load(cells + slot * 64, mask=there[:, None], other=0)
-            voted = live
-            if support is not None:
-                voted &= peek(support + start + m * stride + word, there, zero)
-            wrong = (peek(votes + m * stride + word, there, zero) ^ more) & voted & sure
-            missing = voted ^ sure
-            if SYMBOL:
-                wrong |= missing
-            added = _bits_of(wrong, lane) * 2
-            if not SYMBOL and (support is not None or not COIN):
-                added += _bits_of(missing, lane)
-            tl.store(cells + slot * 64, count + added.to(tl.uint16), mask=there[:, None])
+    if ONCE:
+        _update(cells, c, y, v, places, more, sure, live, there, SYMBOL, COIN)
+    else:
+        for m in range(0, workers, WORKERS):
+            these, _ = _members(slots, table_of, sizes, table_stride, m, workers, WORKERS)
+            count = _counters(cells, these, there)
+            signs = _words(plane, m, workers, stride, here, WORKERS)
+            voted = _words(cover, m, workers, stride, here, WORKERS)
+            _update(cells, count, signs, voted, these, more, sure, live, there, SYMBOL, COIN)

@@ -22,13 +22,17 @@ GROUP = tl.constexpr(8)  # planes a column takes at a time, at most
 
 
 @triton.jit
-def plan_(plan, counts, weights, workers, width, stride: tl.int64, DOUBLE: tl.constexpr, BLOCK: tl.constexpr):
+def plan_(
+    plan, counts, weights, workers, width, stride: tl.int64, DOUBLE: tl.constexpr, DENSE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the plan of these weights: which workers' planes go into which column, and what is half.
 
     Row k starts with the number of digits in column k and digit k of the middle (0 or all ones), the
     tally of a tie; then come pairs, where a plane starts and its sign, filled up with signs of 0. The
     non-adjacent form: of neighbouring binary digits at most one is not zero, a third in all. With
-    DOUBLE each digit stands for two planes. The counts start at zero.
+    DOUBLE each digit stands for two planes. A DENSE plan has only the signs, one for each worker. The
+    counts start at zero.
     """
     at = tl.arange(0, BLOCK)
     tl.store(counts + at, 0, mask=at < workers)
@@ -47,8 +51,11 @@ def plan_(plan, counts, weights, workers, width, stride: tl.int64, DOUBLE: tl.co
         place = tl.where(here != 0, tl.cumsum(here) - 1, inputs + tl.cumsum(1 - here) - 1)
         pair = plan + k * width + HEAD + 2 * place
         tl.store(plan + k * width, inputs)
-        tl.store(pair, tl.where(at < workers, at, 0) * stride, mask=2 * place < width - HEAD)
-        tl.store(pair + 1, sign, mask=2 * place < width - HEAD)
+        if DENSE:
+            tl.store(plan + k * width + HEAD + at, sign, mask=at < workers)
+        else:
+            tl.store(pair, tl.where(at < workers, at, 0) * stride, mask=2 * place < width - HEAD)
+            tl.store(pair + 1, sign, mask=2 * place < width - HEAD)
         columns = tl.where(inputs > 0, k + 1, columns)
     middle = total if DOUBLE else total >> 1
     for k in range(2 * COLUMNS):
@@ -143,18 +150,77 @@ def _compare(more, same, digit, half):
     return (more & flipped(differs)) | (digit & differs), same & flipped(differs)
 
 
+@triton.jit
+def _ones(planes, held, DIGITS):
+    """How many of the planes have a one, plus what is held, in binary; full adders make two planes of three."""
+    digits = ()
+    for i in tl.static_range(DIGITS):
+        if i < len(held):
+            planes = planes + (held[i],)
+        carries = ()
+        for _ in tl.static_range(len(planes) // 2):
+            if len(planes) > 2:
+                low, carry = full_add(planes[0], planes[1], planes[2])
+                planes = planes[3:] + (low,)
+            else:
+                low, carry = planes[0] ^ planes[1], planes[0] & planes[1]
+                planes = (low,)
+            carries = carries + (carry,)
+        digits = digits + planes
+        planes = carries
+    return digits
+
+
+@triton.jit
+def _dense_tally(plan, width, ballots, zero, CARRIES):
+    """As `_tally`, with every worker in every column: three times the work, and nothing to wait for."""
+    held = ()
+    for _ in tl.static_range(CARRIES):
+        held = held + (zero,)
+    more, same = zero, zero + tl.load(plan + 3).to(tl.uint32)
+    for _ in range(tl.load(plan + 2).to(tl.int32)):
+        planes = ()
+        for m in tl.static_range(len(ballots)):
+            sign = tl.load(plan + HEAD + m)  # its upper half is all ones for a minus
+            planes = planes + (ballots[m] * sign.to(tl.uint32) + (sign >> 32).to(tl.uint32),)
+        digits = _ones(planes, held, CARRIES + 1)
+        more, same = _compare(more, same, digits[0], tl.load(plan + 1).to(tl.uint32))
+        held = digits[1:]
+        plan += width
+    for i in tl.static_range(CARRIES):
+        more, same = _compare(more, same, held[i], tl.load(plan + i * width + 1).to(tl.uint32))
+    return more, same
+
+
+@triton.jit
+def _majority(ballots, voted, zero, DIGITS):
+    """Where more are for than against, and where as many; who does not vote is half for, half against."""
+    planes = ballots
+    for m in tl.static_range(len(voted)):
+        planes = planes[:m] + (ballots[m] & voted[m],) + planes[m + 1 :] + (ballots[m] | flipped(voted[m]),)
+    more, same = zero, zero + (0 if len(planes) % 2 else ONES)
+    digits = _ones(planes, (), DIGITS)
+    for k in tl.static_range(DIGITS):
+        if (len(planes) // 2 >> k) % 2:
+            more, same = more & digits[k], same & digits[k]
+        else:
+            more, same = more | digits[k], same & flipped(digits[k])
+    return more, same
+
+
 @triton.jit(do_not_specialize=["rows", "key", "first", "begin", "end", "tiles_from", "tiles_to"])
 def vote_(
     out, decided, votes, support, counts, plan, width, units: tl.int64, rows, key: tl.int64,
     first: tl.int64, begin: tl.int64, end: tl.int64, tiles_from, tiles_to, COIN: tl.constexpr,
     ALIGNED: tl.constexpr, WORKERS: tl.constexpr, CARRIES: tl.constexpr, MANY: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, SMALL: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, SMALL: tl.constexpr, EARLY: tl.constexpr, DENSE: tl.constexpr,
 ):  # fmt: skip
     """Decide tiles of ROWS x WIDE words, and count for each of WORKERS workers where it differs.
 
-    A plane is `rows` rows of WIDE words, which a thread loads at once, and lies `units` rows after the
-    one before. The last tile is moved back to be full, unless the planes are SMALL; what it shares with
-    the tile before is decided twice and counted once. Each program takes every so many tiles.
+    Without a plan all have the same weight, and CARRIES binary digits hold the number of planes. A plane
+    is `rows` rows of WIDE words, which a thread loads at once, and lies `units` rows after the one before.
+    The last tile is moved back to be full, unless the planes are SMALL; what it shares with the tile
+    before is decided twice and counted once. Each program takes every so many tiles.
     """
     row = tl.arange(0, ROWS)[:, None]
     at = row * WIDE + tl.arange(0, WIDE)[None, :]
@@ -165,7 +231,19 @@ def vote_(
         start = (new if SMALL else tl.minimum(new, rows - ROWS)).to(tl.int64) * WIDE
         y, voted = votes + start + at, None if support is None else support + start + at
         zero = tl.zeros([ROWS, WIDE], tl.uint32)
-        more, same = _tally(plan, width, y, voted, zero, there, CARRIES, MANY)
+        ballots, cover = (), ()
+        if EARLY:  # all planes are asked for at once; adders find them in the cache
+            ballots = _load(y, units * WIDE, there, WORKERS)
+            cover = _load(voted, units * WIDE, there, WORKERS)
+        if plan is None:
+            more, same = _majority(ballots, cover, zero, CARRIES)
+        elif DENSE:
+            more, same = _dense_tally(plan, width, ballots, zero, CARRIES)
+        else:
+            more, same = _tally(plan, width, y, voted, zero, there, CARRIES, MANY)
+        if not EARLY:
+            ballots = _load(y, units * WIDE, there, WORKERS)
+            cover = _load(voted, units * WIDE, there, WORKERS)
 
         low, high = begin - start * 32, end - start * 32
         edge = (low > 0) | (high < ROWS * WIDE * 32)
@@ -185,13 +263,23 @@ def vote_(
         elif edge | (start < new * WIDE):
             live = tl.where(row * WIDE >= new * WIDE - start, live, 0)
         live &= flipped(same)
-        wrong, cast = _count(wrong, cast, y, voted, more, live, units * WIDE, there, WORKERS)
+        wrong, cast = _count(wrong, cast, ballots, cover, more, live)
         if support is None and not COIN:
             sure += tl.sum(popcount(live), 1)
     everyone = tl.sum(sure).to(tl.int64)
     if COIN and tl.program_id(0) == 0:
         everyone = end - begin
     _add_counts(counts, wrong, cast, everyone, support, WORKERS)
+
+
+@triton.jit
+def _load(planes, stride, there, WORKERS):
+    """The words of each worker; none where there are no planes."""
+    words = ()
+    if planes is not None:
+        for m in tl.static_range(WORKERS):
+            words = words + (tl.load(planes + m * stride, mask=there),)
+    return words
 
 
 @triton.jit
@@ -204,14 +292,14 @@ def _write(plane, new, live, there, edge):
 
 
 @triton.jit
-def _count(wrong, cast, votes, support, decision, live, stride, there, WORKERS):
+def _count(wrong, cast, ballots, voted, decision, live):
     """Add each worker's votes against the decision, and those cast, among the live coordinates."""
-    for m in tl.static_range(WORKERS):
+    for m in tl.static_range(len(ballots)):
         counted = live
-        if support is not None:
-            counted &= tl.load(support + m * stride, mask=there)
+        if len(voted) > 0:
+            counted &= voted[m]
             cast = cast[:m] + (cast[m] + tl.sum(popcount(counted), 1),) + cast[m + 1 :]
-        differs = (tl.load(votes + m * stride, mask=there) ^ decision) & counted
+        differs = (ballots[m] ^ decision) & counted
         wrong = wrong[:m] + (wrong[m] + tl.sum(popcount(differs), 1),) + wrong[m + 1 :]
     return wrong, cast
 

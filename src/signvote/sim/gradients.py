@@ -35,12 +35,13 @@ class Gradients:
             view.copy_(parameter.detach())
             parameter.data, parameter.grad = view, self.flat[span].view(segment.shape)
 
-    def of(self, indices: Tensor, seed: tuple[int, ...]) -> Tensor:
+    def of(self, indices: Tensor, seed: tuple[int, ...], relabelled: bool = False) -> Tensor:
         """The gradient of the mean loss over these training samples: a view, valid until the next call.
 
         Args:
             indices: into the training data.
             seed: of the augmentation and of dropout, so that they depend on worker and round alone.
+            relabelled: the labels are wrong, see `Data.wrong`.
 
         """
         self.flat.zero_()
@@ -49,12 +50,13 @@ class Gradients:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(generator(*seed, 0).initial_seed())
             draws = self.task.draw(size, generator(*seed, 1))
-            self._add(indices.to(device), None if draws is None else draws.to(device))
+            self._add(indices.to(device), None if draws is None else draws.to(device), relabelled)
         return self.flat
 
-    def _add(self, indices: Tensor, draws: Tensor | None) -> None:
+    def _add(self, indices: Tensor, draws: Tensor | None, relabelled: bool = False) -> None:
         train, size = self.task.train, len(indices)
         inputs, labels = self.task.prepare(train.inputs[indices], draws), train.labels[indices]
+        labels = train.wrong(labels) if relabelled else labels
         chunk = self.task.chunk or size
         for start in range(0, size, chunk):
             piece = slice(start, start + chunk)

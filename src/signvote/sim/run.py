@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,11 +17,11 @@ from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.server import Server
-from signvote.core.vote import ONE, Votes, everywhere
+from signvote.core.vote import ONE, Votes
 from signvote.errors import StateError
 from signvote.kernels import Planes, backend
 from signvote.sim import lengths
-from signvote.sim.attacks import parse_attack
+from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.sim.machine import Machine
@@ -83,6 +82,7 @@ class Run:
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.machines: list[dict[str, Any]] = []  # what the rounds were computed on
         self._unsent: Callable[[], tuple[int, int]] | None = None  # bytes of the last round, arriving
+        self._last: Planes | None = None  # the last decision, kept for attackers
         self.history: dict[str, Any] = {
             "evaluations": {"round": [], "accuracy": [], "loss": []},
             "voters": [],
@@ -146,7 +146,8 @@ class Run:
 
     def _gradient(self, worker: int, t: int) -> Tensor:
         with self._timed("gradients"):
-            return self.gradients.of(self.sampler.batch(worker, t - 1), self._seed(worker, t))
+            wrong = self._relabels(worker, t)
+            return self.gradients.of(self.sampler.batch(worker, t - 1), self._seed(worker, t), wrong)
 
     def _gradients(self, t: int, together: Together) -> None:
         """Of all workers, those away included: what they would have computed changes nothing."""
@@ -154,17 +155,22 @@ class Run:
             everybody = range(self.config.workers)
             batches = [self.sampler.batch(m, t - 1) for m in everybody]
             seeds = [(*self._seed(m, t), 1) for m in everybody]
-            together.gradients(batches, seeds)
+            together.gradients(batches, seeds, [self._relabels(m, t) for m in everybody])
+
+    def _relabels(self, worker: int, t: int) -> bool:
+        """Whether its labels are wrong: never for a yardstick, which nobody attacks."""
+        return self.hostility is not None and self.server is not None and self.hostility.relabels(worker, t)
 
     def _vote(self, t: int, voters: list[int], server: Server) -> None:
-        ballots = {}
+        planes = []
         for m in voters:
             gradient = self._gradient(m, t)
             with self._timed("encode"):
-                planes = self.encoders[m].encode(t, gradient)
-                if planes is not None:
-                    planes = self._attacked(planes, t, m)
-                ballots[m] = self.encoders[m].ballot(t, planes)
+                planes.append(self.encoders[m].encode(t, gradient))
+        with self._timed("encode"):
+            if self.hostility is not None and voters:
+                planes = self._all_attacked(planes, t, voters)
+            ballots = {m: self.encoders[m].ballot(t, mine) for m, mine in zip(voters, planes, strict=True)}
         with self._timed("server"):
             message = server.decide(t, ballots)
         self._record_trust(t, server)
@@ -180,7 +186,7 @@ class Run:
         with self._timed("encode"):
             settings = {"momentum": self.config.momentum, "zeros": self.config.zeros}
             votes = together.votes(t, voters, run=self.config.seed, **settings)  # type: ignore[arg-type]
-            votes = self._all_attacked(votes, t)
+            votes = self._attacked(votes, t)
         with self._timed("server"):
             decision = server.decide_planes(t, votes)
         self._settle()
@@ -188,25 +194,20 @@ class Run:
         self._record_trust(t, server)
         self._apply(t, decision)
 
-    def _attacked(self, planes: Planes, t: int, worker: int) -> Planes:
-        """What this worker sends, honest or not."""
-        if self.hostility is None:
-            return planes
-        where = {"n": self.layout.size, "seed": self.config.seed, "round": t, "worker": worker}
-        return self.hostility.change(planes, **where)
-
-    def _all_attacked(self, votes: Votes, t: int) -> Votes:
+    def _attacked(self, votes: Votes, t: int) -> Votes:
+        """What is really sent."""
         if self.hostility is None:
             return votes
-        rows = [
-            self._attacked(votes.planes.map(lambda p: p[i]), t, worker)  # noqa: B023
-            for i, worker in enumerate(votes.workers)
-        ]
-        partial = any(planes.support is not None for planes in rows)
-        full = everywhere(votes.n, votes.planes.signs.device)
-        supports = [full if planes.support is None else planes.support for planes in rows]
-        stacked = Planes(torch.stack([p.signs for p in rows]), torch.stack(supports) if partial else None)
-        return replace(votes, planes=stacked)
+        last = None if self._last is None else self._last.map(lambda p: p.to(votes.planes.signs.device))
+        return self.hostility.change(votes, seed=self.config.seed, round=t, last=last)
+
+    def _all_attacked(self, planes: list[Planes | None], t: int, voters: list[int]) -> list[Planes | None]:
+        """The same for votes one by one; what is declared goes to the encoders, which write the ballots."""
+        votes = self._attacked(stacked(planes, voters, self.layout.size, self.config.batch_sizes), t)
+        for m, size in zip(voters, votes.batch_sizes, strict=True):
+            self.encoders[m].batch_size = size
+        rows = [Planes(*(None if p is None else p[i] for p in votes.planes)) for i in range(len(voters))]  # type: ignore[arg-type]
+        return [None if mine is None else row for mine, row in zip(planes, rows, strict=True)]
 
     def _settle(self) -> None:
         """Note what the last round sent."""
@@ -221,6 +222,8 @@ class Run:
         if self.config.sign_error and self._is_watched(t):
             decided = unpack_signs(decision, self.layout.size)
             self._note("sign_error", round=t, error=_sign_error(decided, self.gradients.true()))
+        if self.hostility is not None:
+            self._last = decision
         with self._timed("apply"):
             x = self.gradients.x
             backend(x.device).step_(x, decision, 0, self.config.step_at(t))
@@ -330,6 +333,7 @@ class Run:
             "model": {name: p.detach() for name, p in self.model.state_dict().items()},
             "server": None if self.server is None else self.server.state_dict(),
             "averages": averages,
+            "decision": None if self._last is None else list(self._last),
             "history": self.history,
             "seconds": self.seconds,
             "machines": self.machines,
@@ -346,6 +350,7 @@ class Run:
             raise StateError(f"the checkpoint is of another run: {what}")
         self.round, self.history, self.seconds = state["round"], state["history"], state["seconds"]
         self.machines, self._unsent = state["machines"], None
+        self._last = None if state.get("decision") is None else Planes(*state["decision"])
         self.model.load_state_dict(state["model"])
         for encoder, average in zip(self.encoders, state["averages"], strict=True):
             encoder.average = None if average is None else average.to(self.gradients.x.device)

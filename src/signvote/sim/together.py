@@ -47,16 +47,20 @@ class Together:
         self.matrix = torch.zeros(len(sizes), self.layout.size, device=device)
         self.average = torch.zeros_like(self.matrix)  # of the gradients: momentum
         self.parts = Parts(sizes, device)
-        self.crew = Crew(self.parts, self.matrix, self.layout, machine.dtype, has_triton() and device.type == "cuda")
+        self.crew = Crew(
+            self.parts, self.matrix, self.layout, machine.dtype, has_triton() and device.type == "cuda"
+        )
         self.model = side_by_side(gradients.model, self.crew)
         self.indices = torch.zeros(self.parts.samples, dtype=torch.int64, device=device)
+        self.relabelled = torch.zeros(self.parts.samples, dtype=torch.bool, device=device)
         draws = self.task.draw(self.parts.samples, torch.Generator())
         self.draws = None if draws is None else draws.to(device)
         self.share = (1 / torch.tensor(sizes, device=device))[self.parts.owner.long()]
         self.test_batch = test_batch
         self._pass: Callable[[], None] | None = None
         self._test: Callable[[], None] | None = None
-        self._score = torch.zeros(2, dtype=torch.float64, device=device)
+        self._test_parts: dict[tuple[int, ...], Parts] = {}
+        self._score = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, sum of losses
 
     # ---- gradients ---------------------------------------------------------------------------------
 
@@ -65,14 +69,19 @@ class Together:
         self.gradients_by_one.model.load_state_dict(model.state_dict())
         self.average.zero_()
 
-    def gradients(self, batches: Sequence[Tensor], seeds: Sequence[tuple[int, ...]]) -> Tensor:
+    def gradients(
+        self, batches: Sequence[Tensor], seeds: Sequence[tuple[int, ...]], relabelled: Sequence[bool] = ()
+    ) -> Tensor:
         """Begin to compute all gradients, (workers, N) in rows of `order`.
 
         Args:
             batches: each worker's samples, indices into the training data.
             seeds: of each worker's augmentation.
+            relabelled: whose labels are wrong, see `Data.wrong`; default: nobody's.
 
         """
+        wrong = torch.tensor([bool(relabelled) and relabelled[m] for m in self.order])
+        self.relabelled.copy_(upload(wrong, self.device)[self.parts.owner.long()])
         self.indices.copy_(upload(torch.cat([batches[m] for m in self.order]), self.device))
         if self.draws is not None:
             draws = [self.task.draw(self.batch_sizes[m], generator(*seeds[m])) for m in self.order]
@@ -85,7 +94,9 @@ class Together:
         assert self.model is not None
         train = self.task.train
         inputs = self.task.prepare(train.inputs[self.indices], self.draws)
-        losses = self.task.losses(self.model(inputs), train.labels[self.indices])
+        labels = train.labels[self.indices]
+        labels = torch.where(self.relabelled, train.wrong(labels), labels)
+        losses = self.task.losses(self.model(inputs), labels)
         (losses * self.share).sum().backward()  # type: ignore[no-untyped-call]
 
     # ---- votes -------------------------------------------------------------------------------------
@@ -146,19 +157,18 @@ class Together:
             for start in range(0, len(test), step):
                 inputs, labels = test.inputs[start : start + step], test.labels[start : start + step]
                 sizes = [min(batch, len(labels) - at) for at in range(0, len(labels), batch)]
-                self.crew.parts = self._test_parts(tuple(sizes))
+                self.crew.parts = self._parts_of(tuple(sizes))
                 outputs = self.model(self.task.prepare(inputs))
                 self._score[0] += (outputs.argmax(1) == labels).sum()
                 self._score[1] += self.task.losses(outputs, labels).sum()
         finally:
             self.crew.parts = self.parts
 
-    def _test_parts(self, sizes: tuple[int, ...]) -> Parts:
+    def _parts_of(self, sizes: tuple[int, ...]) -> Parts:
         """Kept, because a captured graph reads them."""
-        known: dict[tuple[int, ...], Parts] = self.__dict__.setdefault("_known_parts", {})
-        if sizes not in known:
-            known[sizes] = Parts(sizes, self.device)
-        return known[sizes]
+        if sizes not in self._test_parts:
+            self._test_parts[sizes] = Parts(sizes, self.device)
+        return self._test_parts[sizes]
 
 
 def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
@@ -183,20 +193,19 @@ def bytes_sent(votes: Votes, decision: Planes) -> Callable[[], tuple[int, int]]:
     A plane of who voted is sent only where somebody did not; an abstention is a header alone.
     """
     full = everywhere(votes.n, votes.planes.signs.device)
-    supports = [Planes(votes.planes.signs, votes.planes.support), decision.map(lambda p: p[None])]
-    partial = [
-        torch.zeros(len(p.signs), dtype=torch.bool, device=full.device)
-        if p.support is None
-        else (p.support != full).any(1)
-        for p in supports
-    ]
-    present = torch.ones_like(partial[0]) if votes.present is None else votes.present
-    arrive = download(*partial, present)
+
+    def planes_of(planes: Planes) -> Tensor:
+        one = torch.ones(len(planes.signs), dtype=torch.int64, device=full.device)
+        return one if planes.support is None else one + (planes.support != full).any(1)
+
+    up = planes_of(votes.planes)
+    if votes.present is not None:
+        up = up * votes.present
+    arrive = download(up.sum(), planes_of(decision.map(lambda p: p[None])))
 
     def arrived() -> tuple[int, int]:
-        two_planes, decision_too, voted = arrive()
+        sent, decided = (int(count) for count in arrive())
         plane, n = bytes_for(votes.n), len(votes.workers)
-        up = n * HEADER.size + plane * int((voted * (1 + two_planes.int())).sum())
-        return up, n * (HEADER.size + plane * (1 + int(decision_too)))
+        return n * HEADER.size + sent * plane, n * (HEADER.size + decided * plane)
 
     return arrived

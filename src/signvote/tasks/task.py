@@ -33,6 +33,10 @@ class Data:
     def __len__(self) -> int:
         return self.labels.shape[0]
 
+    def wrong(self, labels: Tensor) -> Tensor:
+        """K - 1 - y for labels y of K classes: what a worker with flipped labels trains on."""
+        return self.labels.max() - labels
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
