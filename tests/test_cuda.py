@@ -181,6 +181,39 @@ def test_vote_by_coordinate(data: st.DataObject, coin: Coin | None, ternary: boo
     assert torch.equal(made[0].counters.int(), made[1].counters.int())
 
 
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("symbol", [False, True])
+@pytest.mark.parametrize("coin", [None, Coin(7, 13)])
+def test_vote_by_coordinate_in_groups(
+    monkeypatch: pytest.MonkeyPatch, ternary: bool, symbol: bool, coin: Coin | None
+) -> None:
+    """More workers than have their counters in registers, the last group not full, one of them absent."""
+    monkeypatch.setattr(cuda, "TRUSTED", 4)
+    m, n, rounds = 7, 1100, [300, 7, 300, 1, 300, 7, 7]
+    y = torch.randint(-1, 2, (m, n)) if ternary else 2 * torch.randint(0, 2, (m, n)) - 1
+    votes = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if ternary else None))
+    most = 2 * torch.tensor(rounds)
+    counters = (torch.rand(words_for(n), m, 64) * (most[:, None] + 1)).int().to(torch.uint16).to(DEVICE)
+    slots = torch.tensor([0, 1, -1, 3, 4, 5, 6])
+    made = [CoordinateWeights(c, slots, *tables_for(rounds), symbol) for c in (counters, counters.clone())]
+    out, want = filled(n, coin)
+    counts = cuda.vote_by_coordinate_(out, votes, made[0], coin, n)
+    assert same(counts, reference.vote_by_coordinate_(want, votes, made[1], coin, n))
+    assert same(out, want)
+    assert torch.equal(made[0].counters.int(), made[1].counters.int())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_sparse_adders_equal_dense_ones(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    monkeypatch.setitem(cuda.VOTE, "DENSE", False)
+    monkeypatch.setitem(cuda.VOTE, "EARLY", early)
+    votes = Planes(torch.randint(-(2**63), 2**63 - 1, (15, 20), device=DEVICE), None)
+    w = torch.randint(-10_240, 10_241, (15,), dtype=torch.int32)
+    out, want = filled(1280, None)
+    assert same(cuda.vote_(out, votes, w, None, (3, 1279)), reference.vote_(want, votes, w, None, (3, 1279)))
+    assert same(out, want)
+
+
 @few
 @given(st.data(), st.booleans())
 def test_disagreements(data: st.DataObject, ternary: bool) -> None:

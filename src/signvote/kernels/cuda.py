@@ -37,12 +37,12 @@ EXPONENT = {
 # Tiles of votes: words, warps, programs at a time on a processor, all planes asked for EARLY, and whether
 # the adders of up to 16 workers are DENSE.
 VOTE = {"TILE": 512, "num_warps": 4, "per_processor": 3, "EARLY": True, "DENSE": True}
-MAJORITY = {"TILE": 512, "num_warps": 4, "per_processor": 4, "EARLY": True, "DENSE": False}
+MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2, "EARLY": True, "DENSE": False}
 FUSED = 32  # up to this number of workers a vote counts in the same pass
 COUNTED = 16  # workers that one program counts, if not
 TRUST = {"WORDS": 32, "num_warps": 4, "maxnreg": 128}
 TRUSTED = 16  # up to this number of workers have their counters in registers
-PAIRS = {"STEPS": 4, "num_warps": 4, "per_processor": 8}
+PAIRS = {"STEPS": 4, "num_warps": 8, "per_processor": 4}
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:

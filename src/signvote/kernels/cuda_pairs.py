@@ -47,7 +47,7 @@ def _product(sums, low, high, columns):
 
 @triton.jit
 def _product_by_hand(sums, low, high, columns):
-    warps = low[0].shape[0] // 32
+    warps: tl.constexpr = low[0].shape[0] // 32
     ones = ()
     for rows in tl.static_range(2):
         these = tl.zeros([warps, 8, 8], tl.int32)
