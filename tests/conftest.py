@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from signvote.kernels import Backend, reference
+from signvote.tasks import Task, load_task
 
 settings.register_profile(
     "signvote", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -32,3 +33,8 @@ def seeded() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def digits() -> Task:
+    return load_task("mnist-10k", model="mlp")

@@ -19,7 +19,7 @@ from signvote.kernels.reference import pack
 from signvote.sim import Config, Run, train
 from signvote.sim.attacks import ATTACKS, Hostility, parse_attack, stacked
 from signvote.sim.machine import Machine
-from signvote.tasks import Task, load_task
+from signvote.tasks import Task
 
 N, M = 20_000, 7
 STRENGTHS = {"flip": "flip=0.3", "lie": "lie=50"}
@@ -225,11 +225,6 @@ def test_stacking_votes_one_by_one() -> None:
 
 
 # ---- runs ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def digits() -> Task:
-    return load_task("mnist-10k", model="mlp")
 
 
 def small(name: str, **settings: Any) -> Config:

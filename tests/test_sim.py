@@ -30,11 +30,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def digits() -> Task:
-    return load_task("mnist-10k", model="mlp")
-
-
 def small(rule: str = "pooled", **changes: Any) -> Config:
     values: dict[str, Any] = {
         "task": "mnist-10k",

@@ -25,7 +25,7 @@ from signvote.sim.gradients import Gradients
 from signvote.sim.layers import Crew, Parts, side_by_side
 from signvote.sim.machine import Machine
 from signvote.sim.together import Together
-from signvote.tasks import MODELS, Data, Task, load_task
+from signvote.tasks import MODELS, Data, Task
 from signvote.tasks.augment import crop_and_flip
 from signvote.tasks.models import BatchNormReLU
 
@@ -36,11 +36,6 @@ DEVICES = [
 ]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 SIZES = [3, 1, 5, 3]
-
-
-@pytest.fixture(scope="module")
-def digits() -> Task:
-    return load_task("mnist-10k", model="mlp")
 
 
 def small_images() -> Task:

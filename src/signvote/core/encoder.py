@@ -1,4 +1,11 @@
-"""From a flat gradient to a ballot: momentum, the zero rule, abstention, the choice of coordinates."""
+"""From a flat gradient to a ballot.
+
+    m <- beta m + (1 - beta) g           momentum
+    v = m + e                            what is voted on: its signs, or those of its largest part
+    e <- v - scale * signs sent          error feedback; scale is the mean of |v| where a sign was sent
+
+Zeros follow the zero rule; where the gradient is not finite the worker abstains for the round.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.ballot import Ballot, Kind
-from signvote.core.bits import Zeros, bytes_for, check_number, check_zeros, coin_for, pack_signs
+from signvote.core.bits import Zeros, bytes_for, check_number, check_zeros, coin_for, pack_signs, unpack_signs
 from signvote.core.layout import Layout
 from signvote.errors import ConfigError
 from signvote.kernels import Planes
@@ -32,6 +39,7 @@ class Encoder:
         run: int = 0,
         batch_size: int = 0,
         top: float | None = None,
+        feedback: bool = False,
     ) -> None:
         check_zeros(zeros)
         check_number("run", run)
@@ -44,26 +52,32 @@ class Encoder:
         if top is not None and not 0 < top <= 1:
             raise ConfigError(f"top is {top}; it must lie in (0, 1]")
         self.layout, self.worker_id, self.zeros, self.run = layout, worker_id, zeros, run
-        self.momentum, self.batch_size, self.top = momentum, batch_size, top
+        self.momentum, self.batch_size, self.top, self.feedback = momentum, batch_size, top, feedback
         self.abstained = ""  # why the last round's signs are none, if they are
         self.average: Tensor | None = None  # m, once there is momentum
+        self.residual: Tensor | None = None  # e, once there is feedback
 
     def encode(self, round: int, gradient: Tensor) -> Planes | None:
-        """Signs of the gradient g, or of m <- beta m + (1 - beta) g; None if that is not finite.
+        """Signs of the gradient, or of what momentum and feedback make of it; None if that is not finite.
 
-        With momentum, `gradient` is written over. After a gradient that is not finite m keeps its past.
+        With momentum, `gradient` becomes m. After a gradient that is not finite m and e keep their past.
         """
         check_number("round", round)
         if self.momentum:
             average = torch.zeros_like(gradient) if self.average is None else self.average
             torch.lerp(average, gradient, 1 - self.momentum, out=gradient)
-        planes, finite = pack_signs(gradient, coin_for(self.zeros, self.run, round, self.worker_id))
+        signal = gradient if self.residual is None else gradient + self.residual
+        planes, finite = pack_signs(signal, coin_for(self.zeros, self.run, round, self.worker_id))
         self.abstained = "" if finite else "non-finite gradient"
         if not finite:
             return None
         if self.momentum:
             self.average = average.copy_(gradient)
-        return planes if self.top is None else pack_signs(_largest(gradient, self.top), None)[0]
+        if self.top is not None:
+            planes = pack_signs(_largest(signal, self.top), None)[0]
+        if self.feedback:
+            self.residual = _unsaid(signal, unpack_signs(planes, signal.numel()))
+        return planes
 
     def ballot(self, round: int, planes: Planes | None) -> bytes:
         """The message with these signs; None: an abstention with its reason."""
@@ -81,3 +95,10 @@ def _largest(signal: Tensor, share: float) -> Tensor:
     k = max(1, round(share * signal.numel()))
     kept = signal.abs().topk(k).indices
     return torch.zeros_like(signal).index_copy_(0, kept, signal[kept])
+
+
+def _unsaid(signal: Tensor, sent: Tensor) -> Tensor:
+    """What is left of a signal when its signs have been sent, each standing for the mean magnitude of those sent."""
+    cast = sent != 0
+    scale = (signal.abs() * cast).sum() / cast.sum().clamp_min(1)
+    return signal - scale * sent

@@ -53,7 +53,7 @@ class Sample:
         coin = coin_for("coin", secret, 0)
         assert coin is not None
         self._key = coin
-        self._known: dict[tuple[int, int, torch.device], list[tuple[Tensor, int]]] = {}
+        self._known: dict[tuple[int, int, torch.device], list[tuple[Tensor | slice, int]]] = {}
 
     def pairs(self, votes: Votes) -> tuple[Tensor, Tensor]:
         """On how many coordinates two workers differ, and on how many both voted: (groups, M, M) each."""
@@ -67,7 +67,7 @@ class Sample:
                 counts[0, g], counts[1, g] = kernels.disagreements(planes, n)
         return counts[0], counts[1]
 
-    def _chosen(self, votes: Votes) -> list[tuple[Tensor, int]]:
+    def _chosen(self, votes: Votes) -> list[tuple[Tensor | slice, int]]:
         """For each group the words to compare, and how many coordinates they hold; the last may be short."""
         device = votes.planes.signs.device
         key = votes.first, votes.n, device
@@ -75,11 +75,11 @@ class Sample:
             first, count = votes.first // WORD, -(-votes.n // WORD)
             words = (chances(self._key.after(first), count) < self.share).nonzero()[:, 0]
             at = (first + words) * WORD
-            found = []
+            found: list[tuple[Tensor | slice, int]] = []
             for start, stop in self.groups:
                 mine = words[(start <= at) & (at < stop)]
                 cut = count * WORD - votes.n if len(mine) and mine[-1] == count - 1 else 0
-                found.append((upload(mine, device), len(mine) * WORD - cut))
+                found.append((_at(mine, device), len(mine) * WORD - cut))
             self._known[key] = found
         return self._known[key]
 
@@ -102,25 +102,21 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     z >= -3 there, because a small tensor alone shows little. A worker that met nobody yet is believable.
     Where those believable are no majority, few may be misleading many: there is no verdict.
     """
-    c, n = _whole(differ, common)
-    unit = copies(c)
-    overall = _scores(c, n, unit)
-    if overall is None:
+    counts = torch.stack([differ, common]).double()
+    whole = counts.sum(1, keepdim=True)
+    d, n = whole if len(differ) == 1 else torch.cat([whole, counts], 1)
+    c = torch.where(n > 0, 1 - 2 * d / n, 0.0)
+    c.diagonal(dim1=1, dim2=2).zero_()
+    if not c.isfinite().all():
         return None
-    believable = ~(overall <= SIGNIFICANT)[:, None].repeat(1, len(differ))
-    if 2 * int(believable[:, 0].sum()) <= len(unit):
+    unit = copies(c[0])
+    overall, *local = _scores(c, n, unit)
+    believable = ~(overall <= SIGNIFICANT)
+    if overall.isnan().all() or 2 * int(believable.sum()) <= len(unit):
         return None
-    for g in range(len(differ)) if len(differ) > 1 else ():
-        local = _scores(*_whole(differ[g : g + 1], common[g : g + 1]), unit)
-        if local is not None:
-            believable[:, g] &= ~(local < -SIGNIFICANT)
-    return Verdict(believable=believable, unit=unit)
-
-
-def _whole(differ: Tensor, common: Tensor) -> tuple[Tensor, Tensor]:
-    """(C, n): C_ij = 1 - 2 differ / common of all groups; 0 if a pair never met, and on the diagonal."""
-    d, n = differ.double().sum(0), common.double().sum(0)
-    return torch.where(n > 0, 1 - 2 * d / n, 0.0).fill_diagonal_(0), n
+    if not local:
+        return Verdict(believable=believable[:, None], unit=unit)
+    return Verdict(believable=believable[:, None] & ~(torch.stack(local, 1) < -SIGNIFICANT), unit=unit)
 
 
 def copies(c: Tensor) -> Tensor:
@@ -212,10 +208,11 @@ class GuardedTrust:
         self._verdict = judge(*self.pairs.counts)
 
 
-def _typical(common: Tensor) -> Tensor:
-    """The mean number of coordinates on which a pair that met was compared; 1 if none did."""
-    met = (common > 0).fill_diagonal_(False)
-    return common[met].mean() if met.any() else torch.ones((), dtype=torch.float64)
+def _at(words: Tensor, device: torch.device) -> Tensor | slice:
+    """An index of these words, in order: a slice, which copies nothing, if none is left out."""
+    if len(words) and len(words) == words[-1] - words[0] + 1:
+        return slice(int(words[0]), int(words[-1]) + 1)
+    return upload(words, device)
 
 
 def _connected(linked: Tensor) -> Tensor:
@@ -226,35 +223,27 @@ def _connected(linked: Tensor) -> Tensor:
     return reach.argmax(1)
 
 
-def _members(unit: Tensor) -> Tensor:
-    """(workers, units): 1 / size of its unit for each worker, in the unit's column."""
-    columns = torch.unique(unit, return_inverse=True)[1]
-    one = torch.nn.functional.one_hot(columns).double()
-    return one / one.sum(0)
+def _scores(c: Tensor, n: Tensor, unit: Tensor) -> Tensor:
+    """The z of each worker, see `judge`, from each of several (C, n); NaN for one that met nobody.
 
-
-def _leading(c: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue of C among units; its vector, given to all their members, most positive."""
-    members = _members(unit)
-    values, vectors = torch.linalg.eigh((members.T @ c @ members).fill_diagonal_(0))
-    vector = vectors[:, -1][members.argmax(1)]
-    balance = vector.sign().sum()
-    return values[-1], -vector if balance < 0 or (balance == 0 and vector.sum() < 0) else vector
-
-
-def _scores(c: Tensor, n: Tensor, unit: Tensor) -> Tensor | None:
-    """The z of each worker, see `judge`; NaN for one that met nobody.
-
-    None where fewer than three units are left, something is not finite, or the eigenvalue does not stand
-    out of chance, which gives about 2 sqrt(units / n).
+    All are NaN where fewer than three units are left, or where the eigenvalue does not stand out of
+    chance, which gives about 2 sqrt(units / n).
     """
-    units = _members(unit).shape[1]
-    if units < 3 or not c.isfinite().all():
-        return None
-    value, vector = _leading(c, unit)
-    if value <= SIGNIFICANT * (units / _typical(n)).sqrt():
-        return None
-    weights = _members(unit).sum(1) * vector  # copies share one say
+    one = torch.nn.functional.one_hot(torch.unique(unit, return_inverse=True)[1]).double()  # worker x unit
+    share = one / one.sum(0)
+    if (units := one.shape[1]) < 3:
+        return torch.full(c.shape[:2], torch.nan, dtype=torch.float64)
+    among = share.T @ c @ share
+    among.diagonal(dim1=1, dim2=2).zero_()
+    values, vectors = torch.linalg.eigh(among)
+    e = vectors[:, :, -1] @ one.T
+    balance, total = e.sign().sum(1, keepdim=True), e.sum(1, keepdim=True)
+    e = torch.where((balance < 0) | ((balance == 0) & (total < 0)), -e, e)
+    mine = e * share.sum(1)  # copies share one say
     foreign = unit != unit[:, None]
-    spread = (torch.where(n > 0, 1 / n, 0.0) * foreign) @ (weights * vector)  # and err alike
-    return ((c * foreign) @ weights) / spread.sqrt()
+    variance = torch.where((n > 0) & foreign, 1 / n, 0.0) @ (mine * e)[:, :, None]  # and err alike
+    z = ((c * foreign) @ mine[:, :, None] / variance.sqrt())[:, :, 0]
+    met = (n > 0).double() * ~torch.eye(len(unit), dtype=torch.bool)
+    typical = (met * n).sum((1, 2)) / met.sum((1, 2)).clamp_min(1)  # coordinates on which a pair was compared
+    told = values[:, -1] > SIGNIFICANT * (units / typical.clamp_min(1)).sqrt()
+    return torch.where(told[:, None], z, torch.nan)

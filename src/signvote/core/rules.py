@@ -123,8 +123,8 @@ class Majority(WeightedRule):
         super().__init__(layout)
 
     def weights(self, votes: Votes) -> Tensor:
-        """1, fixed point dropped: a tally is a number of votes."""
-        return torch.ones(len(votes.workers), 1, dtype=torch.int32)
+        """1 for everyone."""
+        return torch.full((len(votes.workers), 1), ONE, dtype=torch.int32)
 
 
 class Pooled(WeightedRule):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from signvote.core.encoder import Encoder
 from signvote.core.layout import Layout, trainable
 from signvote.core.server import check_state
 from signvote.core.trust import State
-from signvote.errors import BallotError
+from signvote.errors import BallotError, ConfigError
 from signvote.kernels import Planes, backend
 
 VERSION = 1
@@ -31,6 +33,8 @@ class Worker:
         run: the run's number; the server's.
         batch_size: declared to the server, for the rule `known-batch`; 0: not declared.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
+        feedback: add to the next signal what this round's signs left unsaid.
+        decay: weight decay; everybody knows the parameters, so it needs no vote.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> model.weight.grad = torch.tensor([[1.0, -1.0]])
@@ -50,12 +54,16 @@ class Worker:
         run: int = 0,
         batch_size: int = 0,
         top: float | None = None,
+        feedback: bool = False,
+        decay: float = 0.0,
     ) -> None:
+        if not 0 <= decay < math.inf:
+            raise ConfigError(f"decay is {decay}; it must be 0 or more")
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
-        self.encoder = Encoder(
-            self.layout, worker_id, momentum=momentum, zeros=zeros, run=run, batch_size=batch_size, top=top
-        )
+        sending: dict[str, Any] = {"batch_size": batch_size, "top": top, "feedback": feedback}
+        self.encoder = Encoder(self.layout, worker_id, momentum=momentum, zeros=zeros, run=run, **sending)
+        self.decay = decay
         self.applied_round: int | None = None  # set it by hand after copying somebody's parameters
         self._flat: Tensor | None = None
 
@@ -88,7 +96,7 @@ class Worker:
         return self._flat
 
     def apply(self, decision: bytes, step: float) -> None:
-        """X <- x - step * decision (paper, eq. 5).
+        """X <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
         """
@@ -99,23 +107,24 @@ class Worker:
                 f"decision of round {signed.round} after round {self.applied_round} was applied; copy"
                 " the parameters of a worker that is up to date and set applied_round",
             )
-        apply_decision(self.parameters, signed, step)
+        apply_decision(self.parameters, signed, step, self.decay)
         self.applied_round = signed.round
 
     def state_dict(self) -> State:
         """What this worker needs to go on besides the model: its momentum and the last round applied."""
-        average = self.encoder.average
         return {
             **self._identity(),
             "applied_round": self.applied_round,
-            "average": None if average is None else average.clone(),
+            "average": _copy(self.encoder.average),
+            "residual": _copy(self.encoder.residual),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same worker, run and layout."""
         check_state(state, **self._identity())
         self.applied_round = state["applied_round"]
-        self.encoder.average = None if state["average"] is None else state["average"].clone()
+        self.encoder.average = _copy(state["average"])
+        self.encoder.residual = _copy(state.get("residual"))
 
     def _identity(self) -> State:
         return {
@@ -128,10 +137,14 @@ class Worker:
 
 
 @torch.no_grad()
-def apply_decision(parameters: Mapping[str, Tensor], decision: Ballot, step: float) -> None:
-    """X <- x - step * decision (paper, eq. 5), on tensors of any stride, in row-major order."""
+def apply_decision(
+    parameters: Mapping[str, Tensor], decision: Ballot, step: float, decay: float = 0.0
+) -> None:
+    """X <- (1 - step * decay) x - step * decision (paper, eq. 5), on tensors of any stride, in row-major order."""
     planes = decision.planes()
     for segment in decision.layout.segments:
+        if decay:
+            parameters[segment.name].mul_(1 - step * decay)
         _step_(parameters[segment.name], planes, segment.start, step)
 
 
@@ -140,3 +153,7 @@ def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None
     backend(flat.device).step_(flat, decision.map(lambda p: p.to(flat.device)), begin, step)
     if not parameter.is_contiguous():
         parameter.copy_(flat.view(parameter.shape))
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()

@@ -19,7 +19,7 @@ from typing import Any
 
 from signvote.checkpoint import write_atomically
 from signvote.errors import ConfigError
-from signvote.sim.config import RECIPES, SGD_STEP, Config
+from signvote.sim.config import FLOATS, RECIPES, SGD_STEP, Config
 from signvote.sim.loop import interruptible, train
 from signvote.sim.machine import Machine
 from signvote.sim.run import FORMAT, Run
@@ -29,6 +29,9 @@ Result = dict[str, Any]
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
 SECONDS_BETWEEN_NEWS = 0.2
 USUAL: dict[str, Any] = {
+    "decay": 0.0,
+    "feedback": False,
+    "top": None,
     "split": "shared",
     "attack": None,
     "miss": 0.0,
@@ -96,7 +99,7 @@ def compare(
 def name_of(config: Config) -> str:
     """A folder's name: task, rule, recipe, batches, seed, and between them what is not as usual."""
     usual: dict[str, Any] = USUAL | RECIPES[config.recipe]
-    if config.rule == "sgd":
+    if config.rule in FLOATS:
         usual["step"] = SGD_STEP
     unusual = [_part(name, getattr(config, name)) for name, value in usual.items()
                if getattr(config, name) != value]  # fmt: skip
@@ -138,11 +141,11 @@ def done(config: Config, folder: Path) -> Result | None:
     if not path.exists():
         return None
     result: Result = json.loads(path.read_text())
-    mine, its = config.as_dict(), result["config"]
+    mine, its = config.as_dict(), Config.from_dict(result["config"]).as_dict()
     for name in mine:
-        if mine[name] != its.get(name):
+        if mine[name] != its[name]:
             raise ConfigError(
-                f"{folder} holds another run: {name} is {its.get(name)!r} there and {mine[name]!r} here;"
+                f"{folder} holds another run: {name} is {its[name]!r} there and {mine[name]!r} here;"
                 " choose another --out, or remove that folder"
             )
     return result if result["status"] == "done" else None

@@ -14,12 +14,13 @@ from signvote.sim.attacks import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
 
 Schedule = Literal["constant", "cosine"]
-YARDSTICKS = ("oracle", "sgd")  # sign of the batch-weighted mean gradient; uncompressed SGD
+YARDSTICKS = ("oracle", "sgd", "median")  # see sim/yardsticks.py
+FLOATS = ("sgd", "median")  # they move by gradients, not signs: another scale
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"step": 1e-3, "momentum": 0.0, "schedule": "constant", "zeros": "abstain"},
     "tuned": {"step": 1e-3, "momentum": 0.9, "schedule": "cosine", "zeros": "coin"},
 }
-SGD_STEP = 0.1  # sgd moves by gradients, not signs: another scale
+SGD_STEP = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,9 @@ class Config:
     momentum: float | None = None
     schedule: Schedule | None = None
     zeros: Zeros | None = None
+    decay: float = 0.0  # of weights
+    feedback: bool = False  # error feedback
+    top: float | None = None  # vote on this share of the coordinates only
     split: str = "shared"
     attack: str | None = None
     miss: float = 0.0
@@ -54,7 +58,7 @@ class Config:
         check_name("recipe", self.recipe, RECIPES)
         for name, value in RECIPES[self.recipe].items():
             if getattr(self, name) is None:
-                value = SGD_STEP if (name, self.rule) == ("step", "sgd") else value
+                value = SGD_STEP if name == "step" and self.rule in FLOATS else value
                 object.__setattr__(self, name, value)
         if not self.batch_sizes:
             mode = 1 if self.mode is None else self.mode
@@ -77,6 +81,8 @@ class Config:
             ("seed", self.seed, 0 <= self.seed < 2**63, "in 0..2^63-1"),
             ("step", self.step, 0 < self.step < math.inf, "above 0"),
             ("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)"),
+            ("decay", self.decay, 0 <= self.decay < math.inf, "0 or more"),
+            ("top", self.top, self.top is None or 0 < self.top <= 1, "in (0, 1]"),
             ("miss", self.miss, 0 <= self.miss <= 1, "in [0, 1]"),
             ("evaluate_every", self.evaluate_every, self.evaluate_every >= 1, "1 or more"),
             ("test_batch", self.test_batch, self.test_batch >= 1, "1 or more"),

@@ -57,7 +57,7 @@ class Gradients:
         train, size = self.task.train, len(indices)
         inputs, labels = self.task.prepare(train.inputs[indices], draws), train.labels[indices]
         labels = train.wrong(labels) if relabelled else labels
-        chunk = self.task.chunk or size
+        chunk = size if train.inputs.is_cuda else self.task.chunk or size  # chunks are for CPU caches
         for start in range(0, size, chunk):
             piece = slice(start, start + chunk)
             outputs = self.model(inputs[piece])
@@ -92,3 +92,9 @@ def evaluate(task: Task, model: nn.Module, batch: int) -> tuple[float, float]:
         right += int((outputs.argmax(1) == labels).sum())
         loss += float(task.loss(outputs, labels)) * len(labels)
     return right / len(task.test), loss / len(task.test)
+
+
+def sign_error(decision: Tensor, truth: Tensor) -> float:
+    """Share of the decided signs that differ from the true gradient's, where both have one."""
+    both = (decision != 0) & (truth != 0)
+    return float(((decision != torch.sign(truth)) & both).sum() / both.sum().clamp_min(1))

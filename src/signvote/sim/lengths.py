@@ -1,9 +1,11 @@
-"""Lists that are mostly constant, kept short: `[7, 7, 7, 5]` is written `[[7, 3], [5, 1]]` in result files."""
+"""Numbers in result files, kept short: `[7, 7, 7, 5]` is written `[[7, 3], [5, 1]]`, and 6 digits are enough."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import Any
 
 
 def pack(values: Iterable[int]) -> list[list[int]]:
@@ -23,3 +25,12 @@ def unpack(items: Iterable[int | Sequence[int]]) -> list[int]:
     """
     pairs = ((item, 1) if isinstance(item, int) else item for item in items)
     return [value for value, times in pairs for _ in range(times)]
+
+
+def short(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with 6 significant digits."""
+    return {name: json.loads(json.dumps(value), parse_float=_six) for name, value in values.items()}
+
+
+def _six(number: str) -> float:
+    return float(f"{float(number):.6g}")

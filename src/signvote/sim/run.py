@@ -23,10 +23,11 @@ from signvote.kernels import Planes, backend
 from signvote.sim import lengths
 from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
-from signvote.sim.gradients import Gradients, evaluate
+from signvote.sim.gradients import Gradients, evaluate, sign_error
 from signvote.sim.machine import Machine
 from signvote.sim.population import Sampler, generator, parse_absences, present, split
 from signvote.sim.together import Together, bytes_sent
+from signvote.sim.yardsticks import AGGREGATES, messages
 from signvote.tasks import Task
 
 FORMAT = 1
@@ -69,8 +70,9 @@ class Run:
         self.gradients, self.together = self._prepared(task, model, {} if workshop is None else workshop)
         self.layout = self.gradients.layout
         common = {"zeros": config.zeros, "run": config.seed}
+        sending = {"momentum": config.momentum, "top": config.top, "feedback": config.feedback}
         self.encoders = [
-            Encoder(self.layout, m, momentum=config.momentum, batch_size=size, **common)  # type: ignore[arg-type]
+            Encoder(self.layout, m, batch_size=size, **sending, **common)  # type: ignore[arg-type]
             for m, size in enumerate(config.batch_sizes)
         ]
         self.server = (
@@ -95,9 +97,12 @@ class Run:
     def _prepared(
         self, task: Task, model: nn.Module, workshop: dict[Any, Together]
     ) -> tuple[Gradients, Together | None]:
-        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit."""
+        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit.
+
+        Feedback and top are written for one worker at a time.
+        """
         config, device = self.config, self.machine.torch_device
-        if not self.machine.is_together:
+        if not self.machine.is_together or config.feedback or config.top is not None:
             return Gradients(task.to(device), model.to(device)), None
         key = id(task), config.batch_sizes, config.test_batch, self.machine
         if key not in workshop:
@@ -158,8 +163,9 @@ class Run:
             together.gradients(batches, seeds, [self._relabels(m, t) for m in everybody])
 
     def _relabels(self, worker: int, t: int) -> bool:
-        """Whether its labels are wrong: never for a yardstick, which nobody attacks."""
-        return self.hostility is not None and self.server is not None and self.hostility.relabels(worker, t)
+        """Whether its labels are wrong; nobody attacks the oracle."""
+        attacked = self.hostility is not None and self.config.rule != "oracle"
+        return attacked and self.hostility.relabels(worker, t)  # type: ignore[union-attr]
 
     def _vote(self, t: int, voters: list[int], server: Server) -> None:
         planes = []
@@ -179,14 +185,14 @@ class Run:
         self.history["bytes_up"].append(sum(map(len, ballots.values())))
         self.history["bytes_down"].append(len(message) * len(voters))
 
+    def _votes(self, t: int, voters: list[int], together: Together) -> Votes:
+        settings = {"momentum": self.config.momentum, "zeros": self.config.zeros}
+        return together.votes(t, voters, run=self.config.seed, **settings)  # type: ignore[arg-type]
+
     def _vote_together(self, t: int, voters: list[int], server: Server, together: Together) -> None:
-        assert self.config.zeros is not None
-        assert self.config.momentum is not None
         self._gradients(t, together)
         with self._timed("encode"):
-            settings = {"momentum": self.config.momentum, "zeros": self.config.zeros}
-            votes = together.votes(t, voters, run=self.config.seed, **settings)  # type: ignore[arg-type]
-            votes = self._attacked(votes, t)
+            votes = self._attacked(self._votes(t, voters, together), t)
         with self._timed("server"):
             decision = server.decide_planes(t, votes)
         self._settle()
@@ -218,30 +224,55 @@ class Run:
             self._unsent = None
 
     def _apply(self, t: int, decision: Planes) -> None:
-        """X <- x - step * decision (paper, eq. 5)."""
+        """X <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
         if self.config.sign_error and self._is_watched(t):
             decided = unpack_signs(decision, self.layout.size)
-            self._note("sign_error", round=t, error=_sign_error(decided, self.gradients.true()))
+            self._note("sign_error", round=t, error=sign_error(decided, self.gradients.true()))
         if self.hostility is not None:
             self._last = decision
         with self._timed("apply"):
-            x = self.gradients.x
+            x = self._decayed(t)
             backend(x.device).step_(x, decision, 0, self.config.step_at(t))
 
+    def _decayed(self, t: int) -> Tensor:
+        """The parameters after a step of weight decay."""
+        x, step = self.gradients.x, self.config.step_at(t)
+        return x.mul_(1 - step * self.config.decay) if self.config.decay else x
+
     def _yardstick(self, t: int, voters: list[int]) -> None:
-        """`oracle`: the sign of the batch-weighted mean gradient. `sgd`: that mean itself."""
+        sent = 4 * self.layout.size * len(voters)
+        self.history["bytes_up"].append(sent)
+        self.history["bytes_down"].append(sent)
+        if self.config.rule == "oracle":
+            self._oracle(t, voters)
+            return
+        received, sizes = messages(*self._signals(t, voters)) if voters else ((), ())
+        if len(received):
+            with self._timed("apply"):
+                move = AGGREGATES[self.config.rule](received, sizes)  # type: ignore[arg-type]
+                self._decayed(t).sub_(move, alpha=self.config.step_at(t))
+
+    def _signals(self, t: int, voters: list[int]) -> tuple[Tensor, Votes]:
+        """What each voter would send as floats, and the signs that it sends."""
+        if self.together is not None:
+            self._gradients(t, self.together)
+            votes = self._votes(t, voters, self.together)
+            return self.together.signals(voters, bool(self.config.momentum)), self._attacked(votes, t)
+        signals, planes = [], []
+        for m in voters:
+            gradient = self._gradient(m, t)
+            planes.append(self.encoders[m].encode(t, gradient))
+            signals.append(gradient.clone())
+        votes = stacked(planes, voters, self.layout.size, self.config.batch_sizes)
+        return torch.stack(signals), self._attacked(votes, t)
+
+    def _oracle(self, t: int, voters: list[int]) -> None:
+        """The sign of the mean over all samples."""
         mean = self._mean(t, voters)
-        self.history["bytes_up"].append(mean.nbytes * len(voters))
-        self.history["bytes_down"].append(mean.nbytes * len(voters))
         with self._timed("encode"):
             planes = self.encoders[0].encode(t, mean)
-        if planes is None:
-            return
-        if self.config.rule == "oracle":
+        if planes is not None:
             self._apply(t, planes)
-            return
-        with self._timed("apply"):  # encode left the average in `mean`
-            self.gradients.x.sub_(mean, alpha=self.config.step_at(t))
 
     def _mean(self, t: int, voters: list[int]) -> Tensor:
         if self.together is not None:
@@ -313,8 +344,8 @@ class Run:
             "seconds": self.seconds,
             **self.history,
             **{name: lengths.pack(self.history[name]) for name in PER_ROUND},
-            "trust": _short(trust) if trust["round"] else {},
-            "sign_error": _short(self.history["sign_error"]) if self.config.sign_error else {},
+            "trust": lengths.short(trust) if trust["round"] else {},
+            "sign_error": lengths.short(self.history["sign_error"]) if self.config.sign_error else {},
         }
 
     # ---- stopping and going on -------------------------------------------------------------------
@@ -323,7 +354,7 @@ class Run:
         """Everything needed to go on bit for bit."""
         self._settle()
         averages: list[Tensor | None] = [encoder.average for encoder in self.encoders]
-        if self.together is not None and self.config.momentum and self.server is not None:
+        if self.together is not None and self.config.momentum and self.config.rule != "oracle":
             averages = [average.cpu() for average in self.together.averages]
         return {
             "kind": "run",
@@ -333,6 +364,7 @@ class Run:
             "model": {name: p.detach() for name, p in self.model.state_dict().items()},
             "server": None if self.server is None else self.server.state_dict(),
             "averages": averages,
+            "residuals": [encoder.residual for encoder in self.encoders],
             "decision": None if self._last is None else list(self._last),
             "history": self.history,
             "seconds": self.seconds,
@@ -352,24 +384,12 @@ class Run:
         self.machines, self._unsent = state["machines"], None
         self._last = None if state.get("decision") is None else Planes(*state["decision"])
         self.model.load_state_dict(state["model"])
-        for encoder, average in zip(self.encoders, state["averages"], strict=True):
-            encoder.average = None if average is None else average.to(self.gradients.x.device)
+        device, nothing = self.gradients.x.device, [None] * len(self.encoders)
+        for m, encoder in enumerate(self.encoders):
+            average, residual = state["averages"][m], state.get("residuals", nothing)[m]
+            encoder.average = None if average is None else average.to(device)
+            encoder.residual = None if residual is None else residual.to(device)
         if self.together is not None:
             self.together.load_averages(state["averages"])
         if self.server is not None:
             self.server.load_state_dict(state["server"])
-
-
-def _short(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with 6 significant digits."""
-    return {name: json.loads(json.dumps(value), parse_float=_six) for name, value in values.items()}
-
-
-def _six(number: str) -> float:
-    return float(f"{float(number):.6g}")
-
-
-def _sign_error(decision: Tensor, truth: Tensor) -> float:
-    """Share of the decided signs that differ from the true gradient's, where both have one."""
-    both = (decision != 0) & (truth != 0)
-    return float(((decision != torch.sign(truth)) & both).sum() / both.sum().clamp_min(1))

@@ -121,6 +121,10 @@ class Together:
             workers=tuple(voters), planes=planes, n=self.layout.size, batch_sizes=sizes, present=finite
         )
 
+    def signals(self, voters: Sequence[int], averaged: bool) -> Tensor:
+        """What the last votes are the signs of, (voters, N): the average if there is momentum."""
+        return (self.average if averaged else self.matrix)[[self.order.index(m) for m in voters]]
+
     def mean(self, voters: Sequence[int]) -> Tensor:
         """The mean of the last gradients over all samples of the voters."""
         total = sum(self.batch_sizes[m] for m in voters)

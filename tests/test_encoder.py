@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from signvote import ConfigError, Layout, Server, Worker
+from signvote.core.bits import unpack_signs
+from signvote.core.encoder import Encoder
+
+
+def signs(encoder: Encoder, round: int, gradient: torch.Tensor) -> torch.Tensor:
+    planes = encoder.encode(round, gradient.clone())
+    assert planes is not None
+    return unpack_signs(planes, gradient.numel())
+
+
+@given(
+    st.integers(1, 200),
+    st.sampled_from([None, 0.05, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.9]),
+    st.integers(0, 9),
+)
+def test_feedback_loses_nothing(n: int, top: float | None, momentum: float, seed: int) -> None:
+    """What was said so far, each sign at its scale, and what is unsaid add up to all signals."""
+    generator = torch.Generator().manual_seed(seed)
+    encoder = Encoder(Layout([("w", (n,))]), 0, feedback=True, top=top, momentum=momentum)
+    said, signals, m = torch.zeros(3, n, dtype=torch.float64)
+    for t in range(1, 6):
+        gradient = torch.randn(n, generator=generator, dtype=torch.float64)
+        m = momentum * m + (1 - momentum) * gradient
+        v = m + (0 if encoder.residual is None else encoder.residual)
+        sent = signs(encoder, t, gradient)
+        assert torch.equal(sent[sent != 0], v.sign().to(torch.int8)[sent != 0])
+        scale = v.abs()[sent != 0].mean()
+        said, signals = said + scale * sent, signals + m
+        torch.testing.assert_close(said + encoder.residual, signals)
+
+
+def test_feedback_says_in_the_end_what_top_leaves_out() -> None:
+    """A constant gradient of one large and one small coordinate, one vote a round: the small one has its turn."""
+    gradient, turns = torch.tensor([1.0, -0.4]), torch.zeros(2)
+    encoder = Encoder(Layout([("w", (2,))]), 0, feedback=True, top=0.5)
+    for t in range(1, 29):
+        turns += signs(encoder, t, gradient).abs()
+    assert turns.sum() == 28
+    assert turns[1] > 4
+    without = Encoder(Layout([("w", (2,))]), 0, top=0.5)
+    assert all(signs(without, t, gradient).tolist() == [1, 0] for t in range(1, 29))
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_unsaid_alone() -> None:
+    encoder = Encoder(Layout([("w", (3,))]), 0, feedback=True)
+    encoder.encode(1, torch.tensor([1.0, -2.0, 3.0]))
+    before = encoder.residual
+    assert encoder.encode(2, torch.tensor([1.0, torch.nan, 3.0])) is None
+    assert encoder.residual is before
+
+
+def test_decay_pulls_everywhere_and_needs_no_vote() -> None:
+    model = torch.nn.Linear(3, 2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    worker = Worker(model, 0, decay=0.5)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    worker.apply(Server(worker.layout, "majority").decide(1, {0: worker.ballot(1)}), step=0.1)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * 0.95 - 0.1)
+    with pytest.raises(ConfigError, match="decay is -1"):
+        Worker(model, 0, decay=-1)
+
+
+def test_a_worker_goes_on_with_what_was_unsaid() -> None:
+    named = {"w": torch.randn(50)}
+    first, second = (Worker(named, 0, feedback=True, momentum=0.5, top=0.2) for _ in range(2))
+    named["w"].grad = torch.randn(50)
+    first.ballot(1)
+    second.load_state_dict(first.state_dict())
+    named["w"].grad = torch.randn(50)
+    assert first.ballot(2) == second.ballot(2)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from signvote.core.vote import Votes
+from signvote.kernels import Planes
+from signvote.kernels.reference import pack
+from signvote.sim import Config, Run
+from signvote.sim.machine import Machine
+from signvote.sim.yardsticks import mean, median, messages
+from signvote.tasks import Task
+from tests.test_attacks import finished
+
+
+def small(rule: str, **settings: Any) -> Config:
+    rest = {"batch_sizes": (4, 4, 4, 4, 16), "rounds": 4, "evaluate_every": 4, **settings}
+    return Config(task="mnist-10k", model="mlp", rule=rule, **rest)
+
+
+def test_mean_is_of_samples_and_median_of_workers() -> None:
+    sent = torch.tensor([[1.0, 5.0], [2.0, 9.0], [6.0, -1.0]])
+    assert mean(sent, (1, 1, 2)).tolist() == [3.75, 3.0]
+    assert median(sent, (1, 1, 2)).tolist() == [2.0, 5.0]
+    assert median(sent[:2], (1, 1)).tolist() == [1.5, 7.0]
+
+
+def test_an_attacker_sends_its_own_magnitudes_with_the_signs_of_its_attack() -> None:
+    signals = torch.tensor([[1.0, -2.0, 0.0], [3.0, 4.0, 5.0], [torch.nan, 1.0, 1.0]])
+    planes = Planes(pack(torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 1]]) > 0), None)
+    present = torch.tensor([True, True, False])
+    votes = Votes(workers=(0, 1, 2), planes=planes, n=3, batch_sizes=(4, 8, 2), present=present)
+    sent, sizes = messages(signals, votes)
+    assert sent.tolist() == [[1, -2, 0], [-3, 4, -5]]
+    assert sizes == (4, 8)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "median"])
+@pytest.mark.parametrize("recipe", ["paper", "tuned"])
+def test_together_as_one_by_one(digits: Task, rule: str, recipe: str) -> None:
+    config = small(rule, recipe=recipe, miss=0.2, attack="invert:2", decay=0.01)
+    one, all_ = (finished(config, digits, together=way) for way in (False, True))
+    torch.testing.assert_close(one.gradients.x, all_.gradients.x)
+    assert one.history["bytes_up"] == all_.history["bytes_up"]
+
+
+def test_one_attacker_turns_the_mean_and_not_the_median(digits: Task) -> None:
+    """Four workers with a batch of 4 are honest, the strong one inverts: 16 of 32 samples."""
+    truth = finished(small("sgd", rounds=1), digits).gradients.x
+    start = Run(small("sgd"), digits).gradients.x
+
+    def along(rule: str) -> float:
+        x = finished(small(rule, rounds=1, attack="invert:1"), digits).gradients.x
+        return float(torch.nn.functional.cosine_similarity(x - start, truth - start, dim=0))
+
+    assert along("sgd") < 0.3 < along("median")
+
+
+def test_nobody_there(digits: Task) -> None:
+    run = finished(small("median", miss=1.0), digits)
+    assert torch.equal(run.gradients.x, Run(small("median"), digits).gradients.x)
+
+
+@pytest.mark.parametrize("settings", [{"feedback": True}, {"top": 0.1}, {"decay": 0.1}])
+def test_options_of_the_encoder_go_on_bit_for_bit(digits: Task, settings: dict[str, Any]) -> None:
+    """And on a machine that computes together they still run, one by one where they must."""
+    config = small("pooled", attack="flip=0.2:1", **settings)
+    whole = finished(config, digits, together=True)
+    part, rest = Run(config, digits, Machine()), Run(config, digits, Machine())
+    for _ in range(2):
+        part.step()
+    rest.load_state_dict(part.state_dict())
+    for _ in range(2):
+        rest.step()
+    assert torch.equal(rest.gradients.x, whole.gradients.x)
+    assert rest.result("done")["bytes_up"] == whole.result("done")["bytes_up"]
+    plain = finished(small("pooled", attack="flip=0.2:1"), digits)
+    assert not torch.equal(plain.gradients.x, whole.gradients.x)
