@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signvote import ConfigError, Layout, Server, Worker
+from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
 from signvote.core.encoder import Encoder
 
@@ -79,3 +80,18 @@ def test_a_worker_goes_on_with_what_was_unsaid() -> None:
     second.load_state_dict(first.state_dict())
     named["w"].grad = torch.randn(50)
     assert first.ballot(2) == second.ballot(2)
+
+
+def test_few_votes_make_a_short_decision() -> None:
+    """Of 15 workers with a share of 1 % each, at most 15 % of the coordinates are decided."""
+    layout = Layout([("w", (10_000,))])
+    server = Server(layout, "majority", zeros="abstain")
+    encoders = [Encoder(layout, m, top=0.01, zeros="abstain") for m in range(15)]
+    gradients = [torch.randn(10_000) for _ in encoders]
+    planes = [encoder.encode(1, g) for encoder, g in zip(encoders, gradients, strict=True)]
+    ballots = {m: encoder.ballot(1, planes[m]) for m, encoder in enumerate(encoders)}
+    message = server.decide(1, ballots)
+    assert len(message) < 10_000 / 8
+    decided = unpack_signs(parse(message, layout=layout, run=0, round=1).planes(), 10_000)
+    sums = sum(unpack_signs(p, 10_000) for p in planes if p is not None)
+    assert torch.equal(decided, torch.as_tensor(sums).sign())

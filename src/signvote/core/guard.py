@@ -12,6 +12,7 @@ the noise, fewer than three are left to compare, or most would not be believed, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -144,7 +145,7 @@ def copies(c: Tensor) -> Tensor:
 
 
 def capped(weights: Tensor, cap: float) -> Tensor:
-    """Integer weights (workers, groups), none negative: positive ones raised to the largest / cap.
+    """Integer weights (workers, groups): positive ones raised to the largest / cap.
 
     So L of M workers cannot overturn what all others want, if these have positive weights and
     L < M / (1 + cap): (M - L) / cap > L. Raised, not lowered, because the largest would otherwise be set
@@ -153,6 +154,8 @@ def capped(weights: Tensor, cap: float) -> Tensor:
     >>> capped(torch.tensor([[9], [1], [0]]), 3).tolist()
     [[9], [3], [0]]
     """
+    if math.isinf(cap):
+        return weights
     floor = torch.ceil(weights.double().amax(0, keepdim=True) / cap).to(weights.dtype)
     return torch.where(weights > 0, weights.maximum(floor), weights)
 

@@ -130,22 +130,37 @@ class Majority(WeightedRule):
 class Pooled(WeightedRule):
     """Weighs by log((1-p)/p), p being the share of a worker's votes that decisions overruled.
     For unequal workers that do not attack; needs two numbers per worker, or per worker and tensor.
+
+    Args:
+        layout: of the model.
+        per: "tensor": a p for each tensor instead of one for all.
+        forgetting: of the counts, per round; 1: nothing is forgotten.
+        max_llr: largest weight.
+        cap: largest ratio of two positive weights; 1 makes every worker count alike that is not overruled
+            more often than not.
+
     """
 
     name = "pooled"
     trust: CountTrust
 
     def __init__(
-        self, layout: Layout, *, per: Per = "worker", forgetting: float = 1.0, max_llr: float = MAX_LLR
+        self,
+        layout: Layout,
+        *,
+        per: Per = "worker",
+        forgetting: float = 1.0,
+        max_llr: float = MAX_LLR,
+        cap: float = math.inf,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr = _checked_llr(max_llr)
+        self.max_llr, self.cap = _checked_llr(max_llr), _checked_cap(cap)
         self.trust = CountTrust(len(self.groups), forgetting)
 
     def weights(self, votes: Votes) -> Tensor:
         """Eq. (3) of the pooled crossover."""
         p = self.trust.crossover(votes.workers)
-        return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
+        return capped(fixed_point(scaled(llr_weights(p, max_llr=self.max_llr))), self.cap)
 
     def identity(self) -> State:
         return super().identity() | {"groups": len(self.groups)}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from signvote.core.ballot import REASONS, Ballot, parse
+from signvote.core.ballot import REASONS, Ballot, Kind, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.layout import Layout
 from signvote.core.rules import Majority, Rule, make_rule
@@ -105,7 +105,9 @@ class Server:
         self._close(report, lambda: evidence)
         self.settle()
         signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
-        return signed.to_bytes()
+        if signed.support is None or all(b.kind is not Kind.SPARSE for b in voters):
+            return signed.to_bytes()
+        return min(signed.to_bytes(), signed.thinned().to_bytes(), key=len)  # few votes, few decisions
 
     def decide_planes(self, round: int, votes: Votes) -> Planes:
         """Decide one round from votes that lie stacked on a device, sorted by worker; do not wait for it.

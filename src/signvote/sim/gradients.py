@@ -94,6 +94,18 @@ def evaluate(task: Task, model: nn.Module, batch: int) -> tuple[float, float]:
     return right / len(task.test), loss / len(task.test)
 
 
+@torch.no_grad()
+def by_class(task: Task, model: nn.Module, batch: int) -> list[float]:
+    """Accuracy on the test data of each class."""
+    model.eval()
+    test = task.test
+    pieces = [slice(start, start + batch) for start in range(0, len(test), batch)]
+    right = torch.cat([model(task.prepare(test.inputs[p])).argmax(1) == test.labels[p] for p in pieces])
+    count, hits = test.labels.bincount(), test.labels[right].bincount(minlength=int(test.labels.max()) + 1)
+    accuracies: list[float] = (hits / count.clamp_min(1)).tolist()
+    return accuracies
+
+
 def sign_error(decision: Tensor, truth: Tensor) -> float:
     """Share of the decided signs that differ from the true gradient's, where both have one."""
     both = (decision != 0) & (truth != 0)

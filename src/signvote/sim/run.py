@@ -23,7 +23,7 @@ from signvote.kernels import Planes, backend
 from signvote.sim import lengths
 from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
-from signvote.sim.gradients import Gradients, evaluate, sign_error
+from signvote.sim.gradients import Gradients, by_class, evaluate, sign_error
 from signvote.sim.machine import Machine
 from signvote.sim.population import Sampler, generator, parse_absences, present, split
 from signvote.sim.together import Together, bytes_sent
@@ -343,6 +343,9 @@ class Run:
             "machine": self.machines,
             "seconds": self.seconds,
             **self.history,
+            "accuracy_by_class": by_class(self.gradients.task, self.model, self.config.test_batch)
+            if status == "done"
+            else [],
             **{name: lengths.pack(self.history[name]) for name in PER_ROUND},
             "trust": lengths.short(trust) if trust["round"] else {},
             "sign_error": lengths.short(self.history["sign_error"]) if self.config.sign_error else {},

@@ -4,9 +4,10 @@
     rounds = 3000
     seeds = [0, 1, 2]
 
-    [[grid]]                             # rules x modes x seeds; as many grids as one likes
+    [[grid]]                             # rules x modes x attacks x seeds; as many grids as one likes
     rules = ["majority", "it-signsgd"]
     modes = [1, 2, 3, 4]
+    attacks = ["none", "invert:7"]
     recipe = "paper"
 
 A grid's settings go before the shared ones. A run that is in several grids is run once.
@@ -29,7 +30,13 @@ from signvote.names import check_name
 from signvote.sim.compare import identity, names_of
 from signvote.sim.config import Config
 
-LISTS = {"rules": "rule", "modes": "mode", "seeds": "seed"}  # what a grid multiplies -> setting of a run
+LISTS = {
+    "rules": "rule",
+    "modes": "mode",
+    "attacks": "attack",
+    "seeds": "seed",
+}  # what a grid multiplies -> setting of a run
+NOBODY = "none"  # attacks
 HINTS: dict[str, Any] = get_type_hints(Config)
 SETTINGS = [*LISTS, *(f.name for f in fields(Config) if f.name not in LISTS.values())]
 
@@ -70,8 +77,9 @@ def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) ->
             raise ConfigError(f"{name} is missing; give one, such as {name} = {example}")
     lists = {one: settings.pop(many, None) for many, one in LISTS.items()}
     values: dict[str, Any] = {name: _ready(name, value) for name, value in settings.items()}
-    each = product(lists["mode"] or [None], seeds or lists["seed"] or [0], lists["rule"])
-    configs = [Config(mode=mode, seed=seed, rule=rule, **values) for mode, seed, rule in each]
+    attacks = [None if attack == NOBODY else attack for attack in lists["attack"] or [NOBODY]]
+    each = product(lists["mode"] or [None], attacks, seeds or lists["seed"] or [0], lists["rule"])
+    configs = [Config(mode=m, attack=attack, seed=s, rule=r, **values) for m, attack, s, r in each]
     for rule in set(lists["rule"]) & set(RULES):
         make_rule(rule, Layout([("any", (64,))]), **settings.get("options", {}))  # wrong ones are told now
     return configs
