@@ -30,6 +30,7 @@ Groups = Sequence[tuple[int, int]]  # ranges of coordinates
 
 SIGNIFICANT = 3.0  # standard deviations that agreement must stand out of chance
 COPIES = 0.5  # correlation above which two may be copies of each other
+SAME = 0.98  # correlation above which they are, however well others explain it
 THIRDS = 16  # workers that are asked whether they are
 
 
@@ -124,8 +125,9 @@ def copies(c: Tensor) -> Tensor:
     """Number of the unit that each worker is in, that of its first member: copies of each other share one.
 
     Two are copies if C_ij lies above 1/2 and above the middle between 1 and what their agreement with
-    others k, l explains, the median of C_ik C_jl / C_kl: a_i a_j for independent workers. So two strong
-    workers agree, and are none. Fewer than four workers explain nothing: none are copies.
+    others k, l explains, the median of C_ik C_jl / C_kl: a_i a_j for independent workers; or above 0.98,
+    because many copies explain each other. So two strong workers agree, and are none. Fewer than four
+    workers explain nothing: none are copies.
     """
     unlike = torch.arange(len(c))
     i, j = (c > COPIES).triu(1).nonzero(as_tuple=True)
@@ -138,7 +140,7 @@ def copies(c: Tensor) -> Tensor:
     with_i, with_j = (torch.where(own, torch.nan, met[k][:, thirds]) for k in (i, j))
     ratios = with_i[:, :, None] * with_j[:, None] / met[thirds][:, thirds]
     explained = ratios.flatten(1).nanmedian(1).values.nan_to_num(0).clamp(0, 1)
-    copied = c[i, j] > (1 + explained) / 2
+    copied = c[i, j] > ((1 + explained) / 2).clamp_max(SAME)
     linked = torch.zeros_like(c)
     linked[i[copied], j[copied]] = linked[j[copied], i[copied]] = 1
     return _connected(linked)
