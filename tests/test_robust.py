@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from signvote import ConfigError, Layout
 from signvote.core.guard import GuardedTrust, Sample, capped, copies, judge
 from signvote.core.rules import Majority, Pooled, Robust
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Votes, empty_decision, roots
 from signvote.kernels import Coin, Planes, cpu
 from signvote.kernels.reference import pack
 
@@ -63,7 +64,7 @@ def made(n: int = 4000, **options: Any) -> Robust:
 
 
 def test_where_everybody_may_be_believed_weights_are_pooleds() -> None:
-    rule, pooled = made(), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
+    rule, pooled = made(cap=math.inf), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
     for t in range(1, 20):
         y = honest(CLEAN, 4000)
         decisions = play(rule, y, t), play(pooled, y, t)
@@ -111,6 +112,28 @@ def test_the_bound_of_the_cap_by_enumeration(cap: float) -> None:
             found = capped(with_zeros, cap)
             obeyed = found[colluders:].sum(0) > found[:colluders].sum(0)
             assert (obeyed | (with_zeros[colluders:] == 0).any(0)).all()
+
+
+def test_who_declares_more_may_weigh_more() -> None:
+    """The cap is on weight / sqrt(batch size), the largest integer weight stays the largest, signs stay."""
+    raw = torch.tensor([[10_240], [700], [700], [0], [-50]], dtype=torch.int32)
+    found = capped(raw, 2, roots([64, 64, 6400, 64, 64]))
+    assert found[:, 0].tolist() == [2048, 1024, 10_240, 0, -10]
+    assert torch.equal(capped(raw, 2, roots([0] * 5)), capped(raw, 2))
+
+
+@pytest.mark.parametrize("by_size", [True, False])
+def test_a_strong_worker_that_declares_itself(by_size: bool) -> None:
+    """Mode 4: without its word for it, the one strong worker has twice the weight of a weak one."""
+    rule = made(by_size=by_size)
+    sizes = (4,) * 14 + (904,)
+    for t in range(1, 30):
+        y = honest([0.47] * 14 + [0.1], 4000)
+        out = empty_decision(4000, Coin(t))
+        rule.learn(rule.vote(out, replace(votes_of(y), batch_sizes=sizes), Coin(t)))
+    found = rule.weights(replace(votes_of(y), batch_sizes=sizes))[:, 0]
+    assert (found[14] > 8 * found[:14].max()) == by_size
+    assert by_size or found[14] <= 2 * found[:14][found[:14] > 0].min()
 
 
 def test_no_cap_changes_nothing() -> None:
@@ -182,7 +205,7 @@ def test_copies_of_random_bits_gain_nothing() -> None:
 
 
 def test_copies_of_an_honest_worker_share_its_vote() -> None:
-    rule, pooled = made(), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
+    rule, pooled = made(cap=math.inf), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
     for t in range(1, 30):
         y = honest(CLEAN, 4000)
         y[-3:] = y[0]
@@ -198,7 +221,7 @@ def test_copies_of_an_honest_worker_share_its_vote() -> None:
 
 def test_strong_workers_are_no_copies_though_they_agree() -> None:
     """p = 0.05: any two agree on 90 % of the coordinates."""
-    rule, pooled = made(), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
+    rule, pooled = made(cap=math.inf), Pooled(Layout([("x", (4000,))]), forgetting=0.98)
     for t in range(1, 15):
         y = honest([0.05] * 6 + [0.45] * 9, 4000)
         play(rule, y, t)
@@ -209,7 +232,7 @@ def test_strong_workers_are_no_copies_though_they_agree() -> None:
 @pytest.mark.parametrize("strength", [0.05, 0.2])
 def test_sleepers_lose_power_within_25_rounds(strength: float) -> None:
     """Three strong workers of 15 vote against the majority of the others from round 100 on."""
-    rule, wrong = made(), []
+    rule, wrong = made(cap=math.inf), []
     p = [0.45] * 12 + [strength] * 3
     for t in range(1, 160):
         y = honest(p, 4000)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from signvote.core.bits import check_number, coin_for
 from signvote.core.trust import CountTrust, Evidence, PairCounts, State
-from signvote.core.vote import Votes
+from signvote.core.vote import LARGEST, Votes
 from signvote.errors import ConfigError
 from signvote.kernels import WORD, backend, upload
 from signvote.kernels.reference import chances
@@ -146,20 +146,25 @@ def copies(c: Tensor) -> Tensor:
     return _connected(linked)
 
 
-def capped(weights: Tensor, cap: float) -> Tensor:
-    """Integer weights (workers, groups): positive ones raised to the largest / cap.
+def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
+    """Integer weights (workers, groups): positive ones raised until no two differ by more than the cap.
 
     So L of M workers cannot overturn what all others want, if these have positive weights and
     L < M / (1 + cap): (M - L) / cap > L. Raised, not lowered, because the largest would otherwise be set
-    by whoever manages to have a tiny weight.
+    by whoever manages to have a tiny weight. With sizes, (workers,), it is weight / size that is compared.
 
     >>> capped(torch.tensor([[9], [1], [0]]), 3).tolist()
     [[9], [3], [0]]
+    >>> capped(torch.tensor([[9], [1], [0]]), 3, torch.tensor([3.0, 1.0, 1.0])).tolist()
+    [[9], [1], [0]]
     """
     if math.isinf(cap):
         return weights
-    floor = torch.ceil(weights.double().amax(0, keepdim=True) / cap).to(weights.dtype)
-    return torch.where(weights > 0, weights.maximum(floor), weights)
+    size = torch.ones(len(weights), 1) if sizes is None else sizes[:, None]
+    floor = torch.ceil((weights / size.double()).amax(0, keepdim=True) * size / cap)
+    raised = torch.where(weights > 0, weights.maximum(floor), weights)
+    fitting = (LARGEST / raised.amax(0, keepdim=True)).clamp(0, 1)
+    return torch.ceil(raised * fitting).to(weights.dtype)
 
 
 class GuardedTrust:

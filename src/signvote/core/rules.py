@@ -26,7 +26,7 @@ from torch import Tensor
 from signvote.core.guard import GuardedTrust, Sample, capped
 from signvote.core.layout import Layout
 from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State, Trust
-from signvote.core.vote import LARGEST, MAX_LLR, ONE, Votes, fixed_point, llr_weights, scaled
+from signvote.core.vote import LARGEST, MAX_LLR, ONE, Votes, fixed_point, llr_weights, roots, scaled
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, Planes, backend, upload
 from signvote.names import check_name
@@ -182,9 +182,7 @@ class KnownBatch(WeightedRule):
 
     def weights(self, votes: Votes) -> Tensor:
         """min(sqrt(B / smallest B), cap), scaled so that the cap is the largest integer weight."""
-        declared = [b for b in votes.batch_sizes if b] or [1]
-        sizes = torch.tensor([b or min(declared) for b in votes.batch_sizes], dtype=torch.float64)
-        ratio = torch.sqrt(sizes / min(declared)).clamp(max=self.cap)
+        ratio = roots(votes.batch_sizes).clamp(max=self.cap)
         return (ratio * (LARGEST / self.cap)).round().to(torch.int32)[:, None]
 
 
@@ -226,6 +224,7 @@ class Robust(WeightedRule):
         forgetting: of the pooled counts, per round.
         memory: of agreement, per round; short, because whom to believe may change quickly.
         cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the rest.
+        by_size: it is weight / sqrt(declared batch size) that the cap is on: who declares more may weigh more.
         sample: coordinates on which agreement is counted, of more than that.
         secret: chooses them; give a random number that workers do not know.
         max_llr: largest weight.
@@ -242,14 +241,15 @@ class Robust(WeightedRule):
         per: Per = "worker",
         forgetting: float = 0.98,
         memory: float = 0.9,
-        cap: float = math.inf,
+        cap: float = 2.0,
+        by_size: bool = True,
         sample: int = 2**20,
         secret: int = 0,
         max_llr: float = MAX_LLR,
     ) -> None:
         super().__init__(layout, per)
         self.max_llr, self.cap = _checked_llr(max_llr), _checked_cap(cap)
-        self.sample = Sample(self.groups, sample, secret)
+        self.by_size, self.sample = by_size, Sample(self.groups, sample, secret)
         self.trust = GuardedTrust(len(self.groups), forgetting, memory)
 
     def weights(self, votes: Votes) -> Tensor:
@@ -261,7 +261,8 @@ class Robust(WeightedRule):
         pooled = llr_weights(self.trust.crossover(votes.workers), max_llr=self.max_llr).clamp_min(0)
         believed = fixed_point(scaled(pooled * verdict.believable))
         sharing = (verdict.unit == verdict.unit[:, None]).sum(1, keepdim=True)
-        shared = torch.div(capped(believed, self.cap), sharing, rounding_mode="trunc").int()
+        within = capped(believed, self.cap, roots(votes.batch_sizes) if self.by_size else None)
+        shared = torch.div(within, sharing, rounding_mode="trunc").int()
         return torch.where((shared > 0).any(0), shared, plain)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:

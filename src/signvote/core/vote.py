@@ -123,3 +123,13 @@ def decide(tally: Tensor, coin: Coin | None) -> Tensor:
         return torch.sign(tally).to(torch.int8)
     coins = Planes(coin_words(coin, words_for(tally.numel())), None)
     return torch.where(tally == 0, unpack_signs(coins, tally.numel()), torch.sign(tally)).to(torch.int8)
+
+
+def roots(batch_sizes: Sequence[int]) -> Tensor:
+    """sqrt(B / smallest B declared) of each worker; one that declares nothing counts as the smallest.
+
+    >>> roots([4, 0, 16]).tolist()
+    [1.0, 1.0, 2.0]
+    """
+    smallest = min((b for b in batch_sizes if b), default=1)
+    return torch.sqrt(torch.tensor([b or smallest for b in batch_sizes], dtype=torch.float64) / smallest)
