@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import signvote.kernels
 from signvote.errors import ConfigError
 from signvote.kernels import Backend, Coin, CoordinateWeights, Planes, backend, cpu, reference, words_for
 from tests import reference as obvious
@@ -237,3 +238,16 @@ def test_the_device_chooses_and_the_environment_overrides(monkeypatch: pytest.Mo
         ConfigError, match="SIGNVOTE_KERNELS is 'fast'; it must be one of cpu, cuda, reference"
     ):
         backend("cpu")
+
+
+@pytest.mark.parametrize(
+    ("capability", "hip", "taken"),
+    [((9, 0), None, "cuda"), ((7, 5), None, "reference"), ((9, 4), "6.2", "reference")],
+)
+def test_old_and_other_gpus_take_plain_torch(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], hip: str | None, taken: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(signvote.kernels, "has_triton", lambda: True)
+    assert signvote.kernels._fastest.__wrapped__(torch.device("cuda")) == taken

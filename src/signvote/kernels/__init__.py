@@ -22,6 +22,7 @@ from signvote.errors import ConfigError
 
 WORD = 64
 BACKENDS = ("cpu", "cuda", "reference")
+AMPERE = (8, 0)  # the oldest GPUs that have what the Triton kernels use; older ones take plain torch
 
 
 class Planes(NamedTuple):
@@ -147,14 +148,18 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _fastest(kind: str) -> str:
-    known = kind in BACKENDS and (kind != "cuda" or has_triton())
-    return kind if known else "reference"
+@cache
+def _fastest(device: torch.device) -> str:
+    """The kernels made for a device, if it can run them; those for GPUs are in part written in PTX."""
+    if device.type == "cuda":
+        able = has_triton() and torch.version.hip is None
+        return "cuda" if able and torch.cuda.get_device_capability(device) >= AMPERE else "reference"
+    return "cpu" if device.type == "cpu" else "reference"
 
 
 def backend(device: torch.device | str) -> Backend:
     """The kernels for a device; SIGNVOTE_KERNELS=reference forces the plain ones."""
-    name = os.environ.get("SIGNVOTE_KERNELS") or _fastest(torch.device(device).type)
+    name = os.environ.get("SIGNVOTE_KERNELS") or _fastest(torch.device(device))
     if name not in BACKENDS:
         raise ConfigError(f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset")
     return cast(Backend, import_module(f"signvote.kernels.{name}"))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -34,15 +33,16 @@ EXPONENT = {
     torch.float32: 0x7F800000,
     torch.float64: 0x7FF0000000000000,
 }
-# Tiles of votes: words, warps, programs at a time on a processor, all planes asked for EARLY, and whether
-# the adders of up to 16 workers are DENSE.
-VOTE = {"TILE": 512, "num_warps": 4, "per_processor": 3, "EARLY": True, "DENSE": True}
-MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2, "EARLY": True, "DENSE": False}
-FUSED = 32  # up to this number of workers a vote counts in the same pass
-COUNTED = 16  # workers that one program counts, if not
-TRUST = {"WORDS": 32, "num_warps": 4, "maxnreg": 128}
-TRUSTED = 16  # up to this number of workers have their counters in registers
-PAIRS = {"STEPS": 4, "num_warps": 8, "per_processor": 4}
+# Tiles: words, warps, programs at a time on a processor. A weighted vote's are 32 words a warp.
+VOTE = {"num_warps": 16, "per_processor": 1, "maxnreg": 128}
+MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2}
+EQUAL = 32  # planes, at most, of which a majority is counted by adders
+COUNTED, COUNTED_WORDS = 16, 512  # workers that one program counts by themselves, and words in a tile of it
+SCALED = 512  # workers whose tallies fit 32 bits with seven to spare
+TRUST = {"num_warps": 4, "per_processor": 4, "UNROLL": 5}  # more warps would need more than 48 KB
+PREPARED = 1024  # entries of tables that a program makes smaller
+TRUSTED = 16  # up to this number of workers have their counters in shared memory
+PAIRS = {"STEPS": 8, "num_warps": 8, "per_processor": 2}
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
@@ -74,75 +74,67 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
 def vote_(
     out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Equal weights are a plain count of votes. Others make the plan of an adder network first."""
+    """Equal weights that are known here are a plain count of votes. Others lie within +-16,383."""
     device, workers = votes.signs.device, votes.signs.shape[0]
-    doubled = votes.support is not None
-    inputs = workers << doubled  # planes: two of each worker who may abstain
-    if inputs <= FUSED and _all_alike(weights):
-        counts = torch.zeros(2, workers, dtype=torch.int64, device=device)
-        _launch_vote(out, votes, counts, None, inputs.bit_length(), coin, span, MAJORITY)
+    counts = torch.zeros(2, workers, dtype=torch.int64, device=device)
+    planes = workers if votes.support is None else 2 * workers  # two of each worker who may abstain
+    if planes <= EQUAL and _all_alike(weights):
+        _majority_(out, votes, counts, planes.bit_length(), coin, span)
         return counts[0], counts[1]
-    dense = bool(VOTE["DENSE"]) and bool(VOTE["EARLY"]) and not doubled and 4 <= workers <= 16
-    most = _most_inputs(weights) if weights.device.type == "cpu" else workers
-    most = max(most << doubled, cuda_votes.GROUP.value)  # planes in a column, at most
-    width = cuda_votes.HEAD.value + 2 * triton.cdiv(workers, 8) * 8
-    plan = torch.empty(2 * cuda_votes.COLUMNS.value, width, dtype=torch.int64, device=device)
-    counts = torch.empty(2, workers, dtype=torch.int64, device=device)
-    cuda_votes.plan_[(1,)](
-        plan, counts, _there(weights, device), workers, width, 2 * votes.signs.stride(0), DOUBLE=doubled, DENSE=dense,
-        BLOCK=max(8, triton.next_power_of_2(workers)), num_warps=1,
+    warps, once = VOTE["num_warps"], workers <= cuda_votes.ROWS.value
+    ties = coin is None or votes.support is not None or not once
+    tiles = _tiles(span, 32 * warps)
+    key, first = _coin(coin)
+    cuda_votes.vote_[(min(tiles[1] - tiles[0], VOTE["per_processor"] * _processors(device)),)](
+        *_planes(out), *_planes(votes), counts, _there(weights, device), workers, 2 * votes.signs.stride(0),
+        2 * votes.signs.shape[1], key, first, *span, *tiles, COIN=coin is not None, ALIGNED=first % 32 == 0,
+        ONCE=once, TIES=ties, GROUPS=2 * triton.cdiv(workers + (not ties), 8) if once else 4, SCALED=workers <= SCALED,
+        WIDE=_width(votes) == 4, BLOCK=max(32, triton.next_power_of_2(workers)), WARPS=warps,
+        num_warps=warps, maxnreg=VOTE["maxnreg"],
     )  # fmt: skip
-    carries = workers.bit_length() if dense else (most - 1).bit_length()
-    _launch_vote(
-        out,
-        votes,
-        counts,
-        plan,
-        carries,
-        coin,
-        span,
-        VOTE | {"EARLY": VOTE["EARLY"] and inputs <= 16, "DENSE": dense},
-    )
-    if workers > FUSED:
+    if not once:
         _count_(counts, out, votes, None, coin, span)
     return counts[0], counts[1]
 
 
-def _launch_vote(
-    out: Planes, votes: Planes, counts: Tensor, plan: Tensor | None, carries: int, coin: Coin | None,
-    span: tuple[int, int], shape: dict[str, int],
-) -> None:  # fmt: skip
-    """The vote itself, by a plan or by the majority, in tiles of this shape."""
+def _majority_(
+    out: Planes, votes: Planes, counts: Tensor, digits: int, coin: Coin | None, span: tuple[int, int]
+) -> None:
     workers, words = votes.signs.shape
-    tiles, wide = _tiles(span, shape["TILE"]), _width(out, votes)
-    rows, tile_rows = 2 * words // wide, shape["TILE"] // wide
+    tile = MAJORITY["TILE"]
+    tiles, wide = _tiles(span, tile), _width(out, votes)
+    rows, tile_rows = 2 * words // wide, tile // wide
     key, first = _coin(coin)
-    cuda_votes.vote_[(min(tiles[1] - tiles[0], shape["per_processor"] * _processors(counts.device)),)](
-        *_planes(out), *_planes(votes), counts, plan, 0 if plan is None else plan.shape[1],
-        2 * votes.signs.stride(0) // wide, rows, key, first, *span, *tiles, COIN=coin is not None,
-        ALIGNED=first % 32 == 0, WORKERS=workers if workers <= FUSED else 0, CARRIES=carries,
-        MANY=2**carries > cuda_votes.GROUP.value, WIDE=wide, ROWS=tile_rows, SMALL=rows < tile_rows,
-        EARLY=bool(shape["EARLY"]), DENSE=bool(shape["DENSE"]), num_warps=shape["num_warps"],
+    cuda_votes.majority_[(min(tiles[1] - tiles[0], MAJORITY["per_processor"] * _processors(counts.device)),)](
+        *_planes(out), *_planes(votes), counts, 2 * votes.signs.stride(0) // wide, rows, key, first, *span,
+        *tiles, COIN=coin is not None, ALIGNED=first % 32 == 0, WORKERS=workers, DIGITS=digits, WIDE=wide,
+        ROWS=tile_rows, SMALL=rows < tile_rows, num_warps=MAJORITY["num_warps"],
     )  # fmt: skip
 
 
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """One launch decides and updates the counters, a second counts."""
+    """One launch prepares, one decides and updates the counters, one counts."""
     device, workers = votes.signs.device, votes.signs.shape[0]
-    slots, table_of, sizes = (_there(t, device) for t in (weights.slots, weights.table_of, weights.sizes))
-    tables = _there(weights.tables.to(torch.int16), device)  # half the cache; the largest weight is 10,240
-    counters = weights.counters.view(torch.uint32)
-    counts = torch.zeros(2, workers, dtype=torch.int64, device=device)
-    once = workers <= TRUSTED
+    slots, tables, table_of, sizes = (_there(t, device) for t in weights[1:5])
+    once, warps = workers <= TRUSTED, TRUST["num_warps"]
+    counters, last = weights.counters.view(torch.uint32), votes.signs.shape[1] - 1
+    counts = torch.empty(2, workers, dtype=torch.int64, device=device)
+    padded = max(16, triton.next_power_of_2(workers))
+    members = torch.empty(4 * padded, dtype=torch.int32, device=device)
+    small = torch.empty(tables.shape, dtype=torch.int16, device=device)
+    cuda_trust.prepare_[(triton.cdiv(tables.numel(), PREPARED),)](
+        members, small, counts, slots, tables, table_of, sizes, workers, tables.numel(), tables.stride(0),
+        MEMBERS=padded, BLOCK=PREPARED,
+    )  # fmt: skip
+    tiles = triton.cdiv(n, 8 * 32 * warps)
     key, first = _coin(coin)
-    cuda_trust.vote_by_coordinate_[(triton.cdiv(n, 32 * TRUST["WORDS"]),)](
-        *_planes(out), *_planes(votes), counters, slots, tables, table_of, sizes, workers,
-        2 * votes.signs.stride(0), counters.stride(0), tables.stride(0), key, first, n,
-        COIN=coin is not None, ALIGNED=first % 32 == 0, SYMBOL=weights.zero_is_symbol,
-        WORKERS=workers if once else TRUSTED // 2, ONCE=once, WORDS=TRUST["WORDS"],
-        num_warps=TRUST["num_warps"], maxnreg=TRUST["maxnreg"],
+    cuda_trust.vote_by_coordinate_[(min(tiles, TRUST["per_processor"] * _processors(device)),)](
+        *(None if p is None else p.view(torch.uint8) for p in (*out, *votes)), counters, members, small,
+        workers, 8 * votes.signs.stride(0), counters.stride(0), 1 + weights.zero_is_symbol, key, first, n, last,
+        tiles, COIN=coin is not None, WORKERS=TRUSTED if workers > TRUSTED // 2 else TRUSTED // 2, ONCE=once,
+        SCALED=workers <= SCALED, UNROLL=TRUST["UNROLL"], WARPS=warps, num_warps=warps,
     )  # fmt: skip
     _count_(counts, out, votes, slots, coin, (0, n))
     return counts[0], counts[1]
@@ -155,12 +147,12 @@ def _count_(
     workers, words = votes.signs.shape
     wide = _width(out, votes)
     block = triton.cdiv(workers, COUNTED)
-    tiles = _tiles(span, VOTE["TILE"])
+    tiles = _tiles(span, COUNTED_WORDS)
     decided = None if coin else out.support
-    cuda_votes.count_[(min(tiles[1] - tiles[0], triton.cdiv(8 * _processors(counts.device), block)), block)](
+    cuda_pairs.count_[(min(tiles[1] - tiles[0], triton.cdiv(8 * _processors(counts.device), block)), block)](
         _words(out.signs), _words(decided), *_planes(votes), counts, slots, 2 * votes.signs.stride(0) // wide,
         2 * words // wide, workers, *span, *tiles, WORKERS=min(workers, COUNTED), WIDE=wide,
-        ROWS=VOTE["TILE"] // wide,
+        ROWS=COUNTED_WORDS // wide,
     )  # fmt: skip
 
 
@@ -202,11 +194,11 @@ def _there(tensor: Tensor, device: torch.device) -> Tensor:
     return (tensor if tensor.device == device else upload(tensor, device)).contiguous()
 
 
-def _width(out: Planes, votes: Planes) -> int:
+def _width(*planes: Planes) -> int:
     """How many 32-bit words lie aligned in every plane: 4, or at least the 2 of a 64-bit word."""
-    planes = [p for p in (*out, *votes) if p is not None]
-    even = all(p.data_ptr() % 16 == 0 and p.shape[-1] % 2 == 0 for p in planes)
-    return 4 if even and votes.signs.stride(0) % 2 == 0 else 2
+    every = [p for pair in planes for p in pair if p is not None]
+    even = all(p.data_ptr() % 16 == 0 and p.shape[-1] % 2 == 0 for p in every)
+    return 4 if even and all(p.ndim == 1 or p.stride(0) % 2 == 0 for p in every) else 2
 
 
 def _tiles(span: tuple[int, int], words: int) -> tuple[int, int]:
@@ -220,13 +212,6 @@ def _all_alike(weights: Tensor) -> bool:
         return False
     first, *others = weights.tolist()
     return first > 0 and all(w == first for w in others)
-
-
-def _most_inputs(weights: Tensor) -> int:
-    """The largest number of workers with a digit in the same column."""
-    size = np.abs(weights.numpy().astype(np.int64))
-    digits = (size + (size >> 1)) ^ (size >> 1)
-    return int((digits >> np.arange(32)[:, None] & 1).sum(1).max())
 
 
 @cache

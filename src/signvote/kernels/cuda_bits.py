@@ -55,36 +55,119 @@ def _popcount_by_hand(x):
 
 
 @triton.jit
-def _peek(pointer, where, other):
+def _look_up(table, offset):
     return tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b32 $0, $3; @p ld.global.b32 $0, [$1]; }",
-        "=&r,l,r,r", [pointer.to(tl.int64), where.to(tl.int32), other], tl.uint32, True, 1,
+        "{ .reg .b64 entry; cvt.u64.u32 entry, $2; add.s64 entry, $1, entry; ld.global.nc.s16 $0, [entry]; }",
+        "=r,l,r", [table.to(tl.int64), offset], tl.int32, True, 1,
     )  # fmt: skip
 
 
 @triton.jit
-def _peek_by_hand(pointer, where, other):
-    return tl.load(pointer, mask=where, other=other)
+def _look_up_by_hand(table, offset):
+    return tl.load(table + (offset >> 1).to(tl.int32)).to(tl.int32)
 
 
 @triton.jit
-def _look_up(table, index):
+def _four_words(pointer):
     return tl.inline_asm_elementwise(
-        "{ .reg .b64 entry; mad.wide.u32 entry, $2, 2, $1; ld.global.s16 $0, [entry]; }",
-        "=r,l,r", [table.to(tl.int64), index], tl.int32, True, 1,
+        "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];",
+        "=r,=r,=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
     )  # fmt: skip
 
 
 @triton.jit
-def _look_up_by_hand(table, index):
-    return tl.load(table + index.to(tl.int32)).to(tl.int32)
+def _two_words(pointer):
+    return tl.inline_asm_elementwise(
+        "ld.global.nc.L1::no_allocate.v2.b32 {$0, $1}, [$2];",
+        "=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _two_words_by_hand(pointer):
+    return tl.load(pointer), tl.load(pointer + 1)
+
+
+@triton.jit
+def _four_words_by_hand(pointer):
+    return _two_words_by_hand(pointer) + _two_words_by_hand(pointer + 2)
+
+
+@triton.jit
+def _product(sums, a, b):
+    return tl.inline_asm_elementwise(
+        "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
+        "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3",
+        [a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]],
+        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _product_by_hand(sums, a, b):
+    warps: tl.constexpr = b[0].shape[0] // 32
+    by = tl.arange(0, 4).to(tl.uint32) * 8
+    columns = tl.reshape(tl.join(b[0], b[1]), [warps, 8, 8, 1]) << (24 - by)
+    columns = tl.reshape((columns.to(tl.int32, bitcast=True) >> 24).to(tl.float32), [warps, 8, 32])
+    columns = tl.permute(columns, [0, 2, 1])
+    added = ()
+    for i in tl.static_range(2):
+        rows = (tl.reshape(tl.join(a[i], a[i + 2]), [warps, 8, 8, 1]) >> by) & 255
+        rows = tl.reshape(rows.to(tl.float32), [warps, 8, 32])
+        added = added + tl.split(tl.reshape(tl.dot(rows, columns).to(tl.int32), [warps * 32, 2]))
+    return sums[0] + added[0], sums[1] + added[1], sums[2] + added[2], sums[3] + added[3]
+
+
+@triton.jit
+def _turned(word, thread):
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 a, b, c, d, e, f; shfl.sync.idx.b32 a, $4, 0, 0x1c1f, -1;"
+        "shfl.sync.idx.b32 b, $4, 1, 0x1c1f, -1; shfl.sync.idx.b32 c, $4, 2, 0x1c1f, -1;"
+        "shfl.sync.idx.b32 d, $4, 3, 0x1c1f, -1; prmt.b32 e, a, b, 0x5140; prmt.b32 f, c, d, 0x5140;"
+        "prmt.b32 a, a, b, 0x7362; prmt.b32 c, c, d, 0x7362; prmt.b32 $0, e, f, 0x5410;"
+        "prmt.b32 $1, e, f, 0x7632; prmt.b32 $2, a, c, 0x5410; prmt.b32 $3, a, c, 0x7632; }",
+        "=&r,=&r,=&r,=&r,r", [word], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _turned_by_hand(word, thread):
+    words = ()
+    for k in tl.static_range(4):
+        turned = tl.zeros(word.shape, tl.uint32)
+        for i in tl.static_range(4):
+            turned |= ((tl.gather(word, thread // 4 * 4 + i, 0) >> 8 * k) & 255) << 8 * i
+        words = words + (turned,)
+    return words
+
+
+@triton.jit
+def _of_quad(word, thread):
+    return tl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $4, 0, 0x1c1f, -1; shfl.sync.idx.b32 $1, $4, 1, 0x1c1f, -1;"
+        "shfl.sync.idx.b32 $2, $4, 2, 0x1c1f, -1; shfl.sync.idx.b32 $3, $4, 3, 0x1c1f, -1;",
+        "=&r,=&r,=&r,=&r,r", [word], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _of_quad_by_hand(word, thread):
+    words = ()
+    for i in tl.static_range(4):
+        words = words + (tl.gather(word, thread // 4 * 4 + i, 0),)
+    return words
 
 
 # Triton's interpreter, in which the kernels run without a GPU, knows no libdevice and no instructions.
 BY_HAND = triton.knobs.runtime.interpret
 popcount = _popcount_by_hand if BY_HAND else _popcount  # the ones in each word
-look_up = _look_up_by_hand if BY_HAND else _look_up  # entries of a table of int16
-peek = _peek_by_hand if BY_HAND else _peek  # a load of words by threads that hold them, wherever they lie
+look_up = _look_up_by_hand if BY_HAND else _look_up  # int16 so many bytes into a table
+four_words = _four_words_by_hand if BY_HAND else _four_words
+two_words = _two_words_by_hand if BY_HAND else _two_words
+product = _product_by_hand if BY_HAND else _product  # of votes' and weights' bytes: see `cuda_votes`
+turned = _turned_by_hand if BY_HAND else _turned  # the four threads' first bytes, their second, ...
+of_quad = _of_quad_by_hand if BY_HAND else _of_quad  # the words that the four threads of a quad hold
 
 
 @triton.jit

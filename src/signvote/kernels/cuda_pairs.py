@@ -1,4 +1,6 @@
-"""How often each two workers differ, in Triton: products of bit matrices on tensor cores.
+"""How often workers differ, from each other and from a decision, in Triton.
+
+From each other: products of bit matrices on tensor cores.
 
 With the votes for, against and all votes as matrices of bits P, N and V (workers x coordinates),
 
@@ -16,22 +18,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from signvote.kernels.cuda_bits import BY_HAND, ONES, flipped, inside, popcount
+from signvote.kernels.cuda_bits import BY_HAND, ONES, flipped, inside, popcount, two_words, zeros
 
 ROWS = tl.constexpr(16)  # workers on each side
 WORDS = tl.constexpr(8)  # 32-bit words of each that are multiplied at a time
-
-
-@triton.jit
-def _two_words(pointer):
-    return tl.inline_asm_elementwise(
-        "ld.global.v2.b32 {$0, $1}, [$2];", "=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32), True, 1
-    )
-
-
-@triton.jit
-def _two_words_by_hand(pointer):
-    return tl.load(pointer), tl.load(pointer + 1)
 
 
 @triton.jit
@@ -58,7 +48,6 @@ def _product_by_hand(sums, low, high, columns):
     return sums[0] + ones[0], sums[1] + ones[1], sums[2] + ones[2], sums[3] + ones[3]
 
 
-two_words = _two_words_by_hand if BY_HAND else _two_words
 product = _product_by_hand if BY_HAND else _product  # rows q (low) and q + 8 (high) with columns q
 
 
@@ -160,3 +149,39 @@ def _add_up(matrix, sums, r, s, workers, WARPS):
         there = (row < workers) & (column < workers)
         tl.atomic_add(matrix + row * workers + column, total, mask=there, sem="relaxed")
         tl.atomic_add(matrix + column * workers + row, total, mask=there & (r < s), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["rows", "begin", "end", "tiles_from", "tiles_to"])
+def count_(
+    decision, decided, votes, support, counts, slots, units: tl.int64, rows, workers, begin: tl.int64,
+    end: tl.int64, tiles_from: tl.int64, tiles_to: tl.int64, WORKERS: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Count for WORKERS of the workers a program where they differ from a decision that stands."""
+    worker = tl.program_id(1) * WORKERS
+    row = tl.arange(0, ROWS)[:, None]
+    at = row * WIDE + tl.arange(0, WIDE)[None, :]
+    wrong, cast = zeros(WORKERS, ROWS), zeros(WORKERS, ROWS)
+    for tile in range(tiles_from + tl.program_id(0), tiles_to, tl.num_programs(0)):
+        start = tile * (ROWS * WIDE)
+        there = row < rows - tile * ROWS
+        live = inside(at, begin - start * 32, end - start * 32)
+        if decided is not None:
+            live &= tl.load(decided + start + at, mask=there, other=0)
+        chosen = tl.load(decision + start + at, mask=there, other=0)
+        for m in tl.static_range(WORKERS):
+            plane = start + tl.minimum(worker + m, workers - 1) * units * WIDE + at
+            counted = live
+            if support is not None:
+                counted &= tl.load(support + plane, mask=there, other=0)
+            differs = (tl.load(votes + plane, mask=there, other=0) ^ chosen) & counted
+            wrong = wrong[:m] + (wrong[m] + tl.sum(popcount(differs), 1),) + wrong[m + 1 :]
+            cast = cast[:m] + (cast[m] + tl.sum(popcount(counted), 1),) + cast[m + 1 :]
+    for m in tl.static_range(WORKERS):
+        takes_part = worker + m < workers
+        if slots is not None:
+            takes_part &= tl.load(slots + worker + m, mask=takes_part, other=-1) >= 0
+        tl.atomic_add(counts + worker + m, tl.sum(wrong[m]).to(tl.int64), mask=takes_part, sem="relaxed")
+        tl.atomic_add(
+            counts + workers + worker + m, tl.sum(cast[m]).to(tl.int64), mask=takes_part, sem="relaxed"
+        )

@@ -1,12 +1,16 @@
-"""A vote as an adder network in Triton, 32 coordinates to a machine word.
+"""Votes in Triton, 32 coordinates to a machine word.
 
-As in `adders`: a weight is a sum of signed digits +-2^k, and a digit sends the worker's bits, inverted
-for a minus, into column k. Here a column takes four or eight planes at a time:
+Equal weights are a matter of counting ones, with full adders. Weights at large make the tally a product
+of small matrices, which a GPU has instructions for (PTX ISA, "Matrix Fragments for mma.m16n8k32"): bytes
 
-    held + a + b + c + d ...    `held` being the carries from the column before, as binary planes
+    A (16 x 32), made of votes, times B (32 x 8), made of weights
 
-and the lowest plane of the sum is the column's digit of the tally, the others are the carries into the
-next column. `plan_` writes down which planes go where, so weights that change compile nothing anew.
+spread over the 32 threads of a warp. Thread t = 0 ... 3 of quad q = 0 ... 7 has bytes 4 t to 4 t + 3, and
+16 further, of rows q and q + 8 of A and of column q of B. A word of votes of which all bits but every
+eighth are cleared is four such bytes as it stands: so a row is a word, and its bytes are eight workers'.
+A column of B has each worker's weight in the place of one byte and else zeros: so it adds up that byte's
+bits. A weight does not fit a byte: even columns take its low seven bits, odd ones the rest. In the end
+thread t has the tallies of byte t of its quad's words. All tensors of this kernel are one number a thread.
 """
 
 from __future__ import annotations
@@ -14,149 +18,249 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from signvote.kernels.cuda_bits import ONES, coin_words, flipped, full_add, inside, popcount, zeros
+from signvote.kernels.cuda_bits import (
+    ONES,
+    coin_words,
+    flipped,
+    four_words,
+    full_add,
+    inside,
+    of_quad,
+    popcount,
+    product,
+    turned,
+    two_words,
+    zeros,
+)  # fmt: skip
 
-COLUMNS = tl.constexpr(32)  # of weights below 2^31; a plan has as many rows again for carries
-HEAD = tl.constexpr(4)  # a plan's row: inputs, digit of the middle, columns, ties; then (worker, sign) pairs
-GROUP = tl.constexpr(8)  # planes a column takes at a time, at most
+ROWS = tl.constexpr(16)  # workers a product takes at a time: four groups of four
+EVERY_EIGHTH = tl.constexpr(0x01010101)
 
 
 @triton.jit
-def plan_(
-    plan, counts, weights, workers, width, stride: tl.int64, DOUBLE: tl.constexpr, DENSE: tl.constexpr,
-    BLOCK: tl.constexpr,
+def _load(planes, at, first, workers, stride, last, thread, GROUPS, WIDE):
+    """Four words from `at` on of workers t, t + 4, ... from the first on; none where there are no planes."""
+    words = ()
+    if planes is not None:
+        for i in tl.static_range(GROUPS):
+            row = planes + tl.minimum(first + thread % 4 + 4 * i, workers - 1) * stride
+            if WIDE:
+                words = words + four_words(row + tl.minimum(at, last - 2))
+            else:
+                words = words + two_words(row + tl.minimum(at, last))
+                words = words + two_words(row + tl.minimum(at + 2, last))
+    return words
+
+
+@triton.jit
+def _columns(weights, first, workers, spare, thread, GROUPS):
+    """A thread's part of B for each group of four workers: minus the weights, `spare` for the last place."""
+    q = thread % 32 // 4
+    parts = ()
+    for i in tl.static_range(GROUPS):
+        worker = first + thread % 4 + 4 * i
+        weight = -tl.load(weights + worker, mask=worker < workers, other=0)
+        if spare is not None and i == GROUPS - 1:
+            weight = tl.where(thread % 4 == 3, -spare, weight)
+        half = tl.where(q % 2 == 0, weight & 127, (weight >> 7) & 255)
+        parts = parts + (half.to(tl.uint32) << (q // 2 * 8).to(tl.uint32),)
+    return parts
+
+
+@triton.jit
+def _bit(word, j, SCALED):
+    """Bit j of each byte, where it stands or, not SCALED, in the lowest place."""
+    if SCALED:
+        return word & (EVERY_EIGHTH << j)
+    return (word >> j) & EVERY_EIGHTH
+
+
+@triton.jit
+def _add(sums, parts, y, pair, SCALED):
+    """Add the products of all bits of two words of each worker: four sums for each of eight bits."""
+    for i in tl.static_range(0, len(parts), 2):
+        words = y[4 * i + 2 * pair :]
+        for j in tl.static_range(8):
+            a = _bit(words[0], j, SCALED), _bit(words[1], j, SCALED)
+            a = a + (_bit(words[4], j, SCALED), _bit(words[5], j, SCALED))
+            sums = sums[: 4 * j] + product(sums[4 * j : 4 * j + 4], a, parts[i : i + 2]) + sums[4 * j + 4 :]
+    return sums
+
+
+@triton.jit
+def _tally(sums, parts, y, voted, pair, SCALED):
+    """Add everybody's votes. Who abstains is half for, half against: planes come twice, with ones and zeros."""
+    for i in tl.static_range(len(voted)):
+        ones = y[i] | flipped(voted[i])
+        y = y[:i] + (y[i] & voted[i],) + y[i + 1 :] + (ones,)
+    if len(voted) > 0:
+        sums = _add(sums, parts, y[len(voted) :], pair, SCALED)
+    return _add(sums, parts, y, pair, SCALED)
+
+
+@triton.jit
+def _collect(more, least, sums, half, SCALED, TIES):
+    """Shift in two bytes: where half less the tally is below zero and, if TIES matter, where it is at most."""
+    for word in tl.static_range(1, -1, -1):
+        for j in tl.static_range(7, -1, -1):
+            left = sums[4 * j + 2 * word + 1] * 128 + (half << j if SCALED else half) + sums[4 * j + 2 * word]
+            more = (more << 1) | (left.to(tl.uint32, bitcast=True) >> 31)
+            if TIES:
+                least = (least << 1) | ((left - 1).to(tl.uint32, bitcast=True) >> 31)
+    return more, least
+
+
+@triton.jit
+def _tossed(y, coins, thread):
+    """The words with the coin's in the last place."""
+    last = ()
+    for i in tl.static_range(4):
+        last = last + (tl.where(thread % 4 == 3, coins[i], y[len(y) - 4 + i]),)
+    return y[: len(y) - 4] + last
+
+
+@triton.jit(
+    do_not_specialize=[
+        "workers", "stride", "words", "key", "first", "begin", "end", "tiles_from", "tiles_to",
+    ]
+)  # fmt: skip
+def vote_(
+    out, decided, votes, support, counts, weights, workers, stride: tl.int64, words: tl.int64,
+    key: tl.int64, first: tl.int64, begin: tl.int64, end: tl.int64, tiles_from: tl.int64, tiles_to: tl.int64,
+    COIN: tl.constexpr, ALIGNED: tl.constexpr, ONCE: tl.constexpr, GROUPS: tl.constexpr,
+    SCALED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, TIES: tl.constexpr,
 ):  # fmt: skip
-    """Write the plan of these weights: which workers' planes go into which column, and what is half.
+    """Decide tiles of 32 words a warp by weights; with up to 16 workers, ONCE, count where each differs.
 
-    Row k starts with the number of digits in column k and digit k of the middle (0 or all ones), the
-    tally of a tie; then come pairs, where a plane starts and its sign, filled up with signs of 0. The
-    non-adjacent form: of neighbouring binary digits at most one is not zero, a third in all. With
-    DOUBLE each digit stands for two planes. A DENSE plan has only the signs, one for each worker. The
-    counts start at zero.
+    Tallies stay below 2^31, and if they are SCALED by 2^7 too. Planes may begin at multiples of 16 bytes
+    (WIDE) or of 8. Each program takes every so many tiles, and asks for the words of the next one ahead.
+    TIES are found and then tossed for; or else the coin is one more voter, whose weight of 1 is too little
+    to count elsewhere, or 0 where the others' total is odd and there are none.
     """
-    at = tl.arange(0, BLOCK)
-    tl.store(counts + at, 0, mask=at < workers)
-    tl.store(counts + workers + at, 0, mask=at < workers)
-    w = tl.load(weights + at, mask=at < workers, other=0).to(tl.int64)
-    size = tl.abs(w)
-    half, whole = size >> 1, size + (size >> 1)
-    plus, minus = whole & ~half, half & ~whole
-    total = tl.sum(plus + minus)  # the sum of 2^k over digits
-    columns = 0
-    for k in range(COLUMNS):
-        digit = ((plus >> k) & 1) - ((minus >> k) & 1)
-        sign = tl.where(w < 0, -digit, digit).to(tl.int32)
-        here = tl.abs(sign)
-        inputs = tl.sum(here)
-        place = tl.where(here != 0, tl.cumsum(here) - 1, inputs + tl.cumsum(1 - here) - 1)
-        pair = plan + k * width + HEAD + 2 * place
-        tl.store(plan + k * width, inputs)
-        if DENSE:
-            tl.store(plan + k * width + HEAD + at, sign, mask=at < workers)
+    thread = tl.arange(0, 32 * WARPS)
+    here, last = thread // 4 * 4, words - 2
+    number = tl.arange(0, BLOCK)
+    total = tl.sum(tl.load(weights + number, mask=number < workers, other=0))
+    half, ties = total >> 1, ((total & 1) - 1).to(tl.uint32)  # an odd total has no tie
+    if support is not None:
+        half, ties = total, (total * 0 - 1).to(tl.uint32)
+    zero, nothing = tl.zeros([32 * WARPS], tl.uint32), zeros(32, 32 * WARPS)
+    wrong, cast, sum_sure = zeros(GROUPS, 32 * WARPS), zeros(GROUPS, 32 * WARPS), zeros(1, 32 * WARPS)[0]
+    spare = None if TIES else 1 - (total & 1)
+    parts, y, v = (), (), ()
+    step = tl.num_programs(0).to(tl.int64)
+    mine = tiles_from + tl.program_id(0)
+    if ONCE:
+        parts = _columns(weights, 0, workers, spare, thread, GROUPS)
+        y = _load(votes, mine * (32 * WARPS) + here, 0, workers, stride, last, thread, GROUPS, WIDE)
+        v = _load(support, mine * (32 * WARPS) + here, 0, workers, stride, last, thread, GROUPS, WIDE)
+    for tile in range(mine, tiles_to, step):
+        start = tile * (32 * WARPS)
+        more, least = zero, zero
+        if ONCE:
+            at = start + step * (32 * WARPS) + here
+            next_y = _load(votes, at, 0, workers, stride, last, thread, GROUPS, WIDE)
+            next_v = _load(support, at, 0, workers, stride, last, thread, GROUPS, WIDE)
+            if not TIES:
+                coins = coin_words(key, first + start * 32, thread, ALIGNED)
+                y = _tossed(y, of_quad(coins, thread), thread)
+            for pair in tl.static_range(1, -1, -1):
+                sums = _tally(nothing, parts, y, v, pair, SCALED)
+                more, least = _collect(more, least, sums, half, SCALED, TIES)
         else:
-            tl.store(pair, tl.where(at < workers, at, 0) * stride, mask=2 * place < width - HEAD)
-            tl.store(pair + 1, sign, mask=2 * place < width - HEAD)
-        columns = tl.where(inputs > 0, k + 1, columns)
-    middle = total if DOUBLE else total >> 1
-    for k in range(2 * COLUMNS):
-        tl.store(plan + k * width + 1, -((middle >> k) & 1))
-    tl.store(plan + 2, columns)
-    tl.store(plan + 3, -1 if DOUBLE else (total & 1) - 1)  # an odd total has no tie
+            evens, odds = nothing, nothing
+            for m in range(0, workers, ROWS):
+                some = _columns(weights, m, workers, None, thread, GROUPS)
+                signs = _load(votes, start + here, m, workers, stride, last, thread, GROUPS, WIDE)
+                voted = _load(support, start + here, m, workers, stride, last, thread, GROUPS, WIDE)
+                evens = _tally(evens, some, signs, voted, 0, SCALED)
+                odds = _tally(odds, some, signs, voted, 1, SCALED)
+            more, least = _collect(more, least, odds, half, SCALED, TIES)
+            more, least = _collect(more, least, evens, half, SCALED, TIES)
+        decision, same = turned(more, thread), (zero, zero, zero, zero)
+        if TIES:
+            coins = same
+            if COIN:
+                coins = of_quad(coin_words(key, first + start * 32, thread, ALIGNED), thread)
+            decision, same = _toss(decision, turned(least, thread), ties, coins, COIN)
+
+        low, high = begin - start * 32, end - start * 32
+        edge = (low > 0) | (high < 32 * 32 * WARPS)
+        live = zero + ONES
+        if edge:
+            live = inside(thread, low, high)
+        _write_word(out + start + thread, _own(decision, thread), live, edge)
+        if decided is not None:
+            _write_word(decided + start + thread, flipped(_own(same, thread)), live, edge)
+        if ONCE:
+            wrong, cast = _count_words(wrong, cast, y, v, decision, of_quad(live, thread), same)
+            if support is None and not COIN:
+                sum_sure += popcount(live & flipped(_own(same, thread)))
+            y, v = next_y, next_v
+    if ONCE:
+        everyone = tl.sum(sum_sure).to(tl.int64)
+        if COIN and tl.program_id(0) == 0:
+            everyone = end - begin
+        _add_words(counts, wrong, cast, everyone, support, workers, WARPS)
 
 
 @triton.jit
-def _vote_of(pair, votes, there):
-    """The plane of one digit: a worker's bits, inverted for -1, nothing for 0.
-
-    Written as a product, since a GPU multiplies beside its logic and not instead of it.
-    """
-    start, sign = tl.multiple_of(tl.load(pair), votes.shape[1]), tl.load(pair + 1).to(tl.int32)
-    return tl.load(votes + start, mask=there) * sign.to(tl.uint32) + (sign >> 1).to(tl.uint32)
+def _own(words, thread):
+    """Of the words of a quad, the one in its own thread's place."""
+    t = thread % 4
+    return tl.where(t < 2, tl.where(t == 0, words[0], words[1]), tl.where(t == 2, words[2], words[3]))
 
 
 @triton.jit
-def _twice(pair, votes, support, there):
-    """The two planes of one digit where workers may abstain: both for a vote for, one for none."""
-    start, sign = tl.multiple_of(tl.load(pair), votes.shape[1]), tl.load(pair + 1).to(tl.int32)
-    voted = tl.load(support + start, mask=there)
-    vote = tl.load(votes + start, mask=there) ^ (sign >> 1).to(tl.uint32)
-    used = (-(sign & 1)).to(tl.uint32)
-    return vote & voted & used, (vote | flipped(voted)) & used
+def _toss(more, least, ties, coins, COIN):
+    """The decision where there may be ties, and those that stay."""
+    decision, open_ = (), ()
+    for i in tl.static_range(4):
+        same = (more[i] ^ least[i]) & ties
+        decision, open_ = decision + (more[i] | (same & coins[i]),), open_ + (same & (0 if COIN else ONES),)
+    return decision, open_
 
 
 @triton.jit
-def _four(pair, votes, support, there):
-    """The next four planes of a column."""
-    if support is None:
-        a, b = _vote_of(pair, votes, there), _vote_of(pair + 2, votes, there)
-        c, d = _vote_of(pair + 4, votes, there), _vote_of(pair + 6, votes, there)
-    else:
-        a, b = _twice(pair, votes, support, there)
-        c, d = _twice(pair + 2, votes, support, there)
-    return a, b, c, d
+def _write_word(plane, new, live, edge):
+    """The new bits where they live; at an edge of the span the old ones elsewhere."""
+    if edge:
+        new = (new & live) | (tl.load(plane, mask=live != 0, other=0) & flipped(live))
+    tl.store(plane, new, mask=live != 0)
 
 
 @triton.jit
-def _add(held, pair, inputs, votes, support, there):
-    """Held, as binary planes, with up to eight inputs added; four where there are no more."""
-    a, b, c, d = _four(pair, votes, support, there)
-    low, p = full_add(held[0], a, b)
-    low, q = full_add(low, c, d)
-    middle, s = full_add(held[1], p, q)
-    if inputs > 4:
-        a, b, c, d = _four(pair + (8 if support is None else 4), votes, support, there)
-        low, p = full_add(low, a, b)
-        low, q = full_add(low, c, d)
-        middle, t = full_add(middle, p, q)
-        high, carry = full_add(held[2], s, t)
-    else:
-        high, carry = held[2] ^ s, held[2] & s
-    held = (low, middle, high) + held[3:]
-    for i in tl.static_range(3, len(held)):
-        held, carry = held[:i] + (held[i] ^ carry,) + held[i + 1 :], held[i] & carry
-    return held
+def _count_words(wrong, cast, y, voted, decision, live, same):
+    """Add the votes of each thread's workers against the decision, and those cast, where there is one."""
+    for i in tl.static_range(len(y)):
+        counted = live[i % 4] & flipped(same[i % 4])
+        if len(voted) > 0:
+            counted &= voted[i]
+            cast = cast[: i // 4] + (cast[i // 4] + popcount(counted),) + cast[i // 4 + 1 :]
+        differs = popcount((y[i] ^ decision[i % 4]) & counted)
+        wrong = wrong[: i // 4] + (wrong[i // 4] + differs,) + wrong[i // 4 + 1 :]
+    return wrong, cast
 
 
 @triton.jit
-def _tally(plan, width, votes, support, zero, there, CARRIES, MANY):
-    """Where the tally is positive and where it is zero: its digits against those of the middle, low to high."""
-    planes_per_digit = 1 if support is None else 2
-    held = ()
-    for _ in tl.static_range(CARRIES):
-        held = held + (zero,)
-    more, same = zero, zero + tl.load(plan + 3).to(tl.uint32)
-    for _ in range(tl.load(plan + 2).to(tl.int32)):
-        inputs, half = tl.load(plan).to(tl.int32) * planes_per_digit, tl.load(plan + 1).to(tl.uint32)
-        pair = plan + HEAD
-        held = held + (zero,)
-        if MANY:
-            for _ in range((inputs - 1) // GROUP):
-                held = _add(held, pair, GROUP, votes, support, there)
-                pair += 2 * GROUP // planes_per_digit
-                inputs -= GROUP
-        held = _add(held, pair, inputs, votes, support, there)
-        more, same = _compare(more, same, held[0], half)
-        held = held[1:]
-        plan += width
-    for i in tl.static_range(CARRIES):
-        more, same = _compare(more, same, held[i], tl.load(plan + i * width + 1).to(tl.uint32))
-    return more, same
+def _add_words(counts, wrong, cast, everyone, support, workers, WARPS):
+    """Integers add up to the same whatever the order; without support all workers cast as many votes."""
+    t = tl.arange(0, 4)
+    for m in tl.static_range(len(wrong)):
+        place, mask = counts + 4 * m + t, 4 * m + t < workers
+        total = tl.sum(tl.reshape(wrong[m], [8 * WARPS, 4]), 0).to(tl.int64)
+        tl.atomic_add(place, total, mask=mask, sem="relaxed")
+        seen = tl.zeros([4], tl.int64) + everyone
+        if support is not None:
+            seen = tl.sum(tl.reshape(cast[m], [8 * WARPS, 4]), 0).to(tl.int64)
+        tl.atomic_add(place + workers, seen, mask=mask, sem="relaxed")
 
 
 @triton.jit
-def _compare(more, same, digit, half):
-    """One binary digit more, all ones or zeros in `half`: the highest that differs decides."""
-    differs = digit ^ half
-    return (more & flipped(differs)) | (digit & differs), same & flipped(differs)
-
-
-@triton.jit
-def _ones(planes, held, DIGITS):
-    """How many of the planes have a one, plus what is held, in binary; full adders make two planes of three."""
+def _ones(planes, DIGITS):
+    """How many of the planes have a one, in binary; full adders make two planes of three."""
     digits = ()
-    for i in tl.static_range(DIGITS):
-        if i < len(held):
-            planes = planes + (held[i],)
+    for _ in tl.static_range(DIGITS):
         carries = ()
         for _ in tl.static_range(len(planes) // 2):
             if len(planes) > 2:
@@ -172,34 +276,13 @@ def _ones(planes, held, DIGITS):
 
 
 @triton.jit
-def _dense_tally(plan, width, ballots, zero, CARRIES):
-    """As `_tally`, with every worker in every column: three times the work, and nothing to wait for."""
-    held = ()
-    for _ in tl.static_range(CARRIES):
-        held = held + (zero,)
-    more, same = zero, zero + tl.load(plan + 3).to(tl.uint32)
-    for _ in range(tl.load(plan + 2).to(tl.int32)):
-        planes = ()
-        for m in tl.static_range(len(ballots)):
-            sign = tl.load(plan + HEAD + m)  # its upper half is all ones for a minus
-            planes = planes + (ballots[m] * sign.to(tl.uint32) + (sign >> 32).to(tl.uint32),)
-        digits = _ones(planes, held, CARRIES + 1)
-        more, same = _compare(more, same, digits[0], tl.load(plan + 1).to(tl.uint32))
-        held = digits[1:]
-        plan += width
-    for i in tl.static_range(CARRIES):
-        more, same = _compare(more, same, held[i], tl.load(plan + i * width + 1).to(tl.uint32))
-    return more, same
-
-
-@triton.jit
 def _majority(ballots, voted, zero, DIGITS):
     """Where more are for than against, and where as many; who does not vote is half for, half against."""
     planes = ballots
     for m in tl.static_range(len(voted)):
         planes = planes[:m] + (ballots[m] & voted[m],) + planes[m + 1 :] + (ballots[m] | flipped(voted[m]),)
     more, same = zero, zero + (0 if len(planes) % 2 else ONES)
-    digits = _ones(planes, (), DIGITS)
+    digits = _ones(planes, DIGITS)
     for k in tl.static_range(DIGITS):
         if (len(planes) // 2 >> k) % 2:
             more, same = more & digits[k], same & digits[k]
@@ -209,18 +292,17 @@ def _majority(ballots, voted, zero, DIGITS):
 
 
 @triton.jit(do_not_specialize=["rows", "key", "first", "begin", "end", "tiles_from", "tiles_to"])
-def vote_(
-    out, decided, votes, support, counts, plan, width, units: tl.int64, rows, key: tl.int64,
-    first: tl.int64, begin: tl.int64, end: tl.int64, tiles_from, tiles_to, COIN: tl.constexpr,
-    ALIGNED: tl.constexpr, WORKERS: tl.constexpr, CARRIES: tl.constexpr, MANY: tl.constexpr,
-    WIDE: tl.constexpr, ROWS: tl.constexpr, SMALL: tl.constexpr, EARLY: tl.constexpr, DENSE: tl.constexpr,
+def majority_(
+    out, decided, votes, support, counts, units: tl.int64, rows, key: tl.int64, first: tl.int64,
+    begin: tl.int64, end: tl.int64, tiles_from, tiles_to, COIN: tl.constexpr, ALIGNED: tl.constexpr,
+    WORKERS: tl.constexpr, DIGITS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SMALL: tl.constexpr,
 ):  # fmt: skip
-    """Decide tiles of ROWS x WIDE words, and count for each of WORKERS workers where it differs.
+    """Decide tiles of ROWS x WIDE words by equal weights, and count for each of WORKERS where it differs.
 
-    Without a plan all have the same weight, and CARRIES binary digits hold the number of planes. A plane
-    is `rows` rows of WIDE words, which a thread loads at once, and lies `units` rows after the one before.
-    The last tile is moved back to be full, unless the planes are SMALL; what it shares with the tile
-    before is decided twice and counted once. Each program takes every so many tiles.
+    DIGITS binary digits hold the number of planes. A plane is `rows` rows of WIDE words, which a thread
+    loads at once, and lies `units` rows after the one before. The last tile is moved back to be full,
+    unless the planes are SMALL; what it shares with the tile before is decided twice and counted once.
+    Each program takes every so many tiles.
     """
     row = tl.arange(0, ROWS)[:, None]
     at = row * WIDE + tl.arange(0, WIDE)[None, :]
@@ -231,19 +313,9 @@ def vote_(
         start = (new if SMALL else tl.minimum(new, rows - ROWS)).to(tl.int64) * WIDE
         y, voted = votes + start + at, None if support is None else support + start + at
         zero = tl.zeros([ROWS, WIDE], tl.uint32)
-        ballots, cover = (), ()
-        if EARLY:  # all planes are asked for at once; adders find them in the cache
-            ballots = _load(y, units * WIDE, there, WORKERS)
-            cover = _load(voted, units * WIDE, there, WORKERS)
-        if plan is None:
-            more, same = _majority(ballots, cover, zero, CARRIES)
-        elif DENSE:
-            more, same = _dense_tally(plan, width, ballots, zero, CARRIES)
-        else:
-            more, same = _tally(plan, width, y, voted, zero, there, CARRIES, MANY)
-        if not EARLY:
-            ballots = _load(y, units * WIDE, there, WORKERS)
-            cover = _load(voted, units * WIDE, there, WORKERS)
+        ballots = _load_rows(y, units * WIDE, there, WORKERS)
+        cover = _load_rows(voted, units * WIDE, there, WORKERS)
+        more, same = _majority(ballots, cover, zero, DIGITS)
 
         low, high = begin - start * 32, end - start * 32
         edge = (low > 0) | (high < ROWS * WIDE * 32)
@@ -273,7 +345,7 @@ def vote_(
 
 
 @triton.jit
-def _load(planes, stride, there, WORKERS):
+def _load_rows(planes, stride, there, WORKERS):
     """The words of each worker; none where there are no planes."""
     words = ()
     if planes is not None:
@@ -311,39 +383,3 @@ def _add_counts(counts, wrong, cast, everyone, support, WORKERS):
         tl.atomic_add(counts + m, tl.sum(wrong[m]).to(tl.int64), sem="relaxed")
         seen = everyone if support is None else tl.sum(cast[m])
         tl.atomic_add(counts + WORKERS + m, seen.to(tl.int64), sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["rows", "begin", "end", "tiles_from", "tiles_to"])
-def count_(
-    decision, decided, votes, support, counts, slots, units: tl.int64, rows, workers, begin: tl.int64,
-    end: tl.int64, tiles_from: tl.int64, tiles_to: tl.int64, WORKERS: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Count for WORKERS of the workers a program where they differ from a decision that stands."""
-    worker = tl.program_id(1) * WORKERS
-    row = tl.arange(0, ROWS)[:, None]
-    at = row * WIDE + tl.arange(0, WIDE)[None, :]
-    wrong, cast = zeros(WORKERS, ROWS), zeros(WORKERS, ROWS)
-    for tile in range(tiles_from + tl.program_id(0), tiles_to, tl.num_programs(0)):
-        start = tile * (ROWS * WIDE)
-        there = row < rows - tile * ROWS
-        live = inside(at, begin - start * 32, end - start * 32)
-        if decided is not None:
-            live &= tl.load(decided + start + at, mask=there, other=0)
-        chosen = tl.load(decision + start + at, mask=there, other=0)
-        for m in tl.static_range(WORKERS):
-            plane = start + tl.minimum(worker + m, workers - 1) * units * WIDE + at
-            counted = live
-            if support is not None:
-                counted &= tl.load(support + plane, mask=there, other=0)
-            differs = (tl.load(votes + plane, mask=there, other=0) ^ chosen) & counted
-            wrong = wrong[:m] + (wrong[m] + tl.sum(popcount(differs), 1),) + wrong[m + 1 :]
-            cast = cast[:m] + (cast[m] + tl.sum(popcount(counted), 1),) + cast[m + 1 :]
-    for m in tl.static_range(WORKERS):
-        takes_part = worker + m < workers
-        if slots is not None:
-            takes_part &= tl.load(slots + worker + m, mask=takes_part, other=-1) >= 0
-        tl.atomic_add(counts + worker + m, tl.sum(wrong[m]).to(tl.int64), mask=takes_part, sem="relaxed")
-        tl.atomic_add(
-            counts + workers + worker + m, tl.sum(cast[m]).to(tl.int64), mask=takes_part, sem="relaxed"
-        )
