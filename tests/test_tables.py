@@ -1,0 +1,89 @@
+"""The tables of the studies, from made-up runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paper import tables
+
+
+def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> tables.Run:
+    config = {
+        "rule": rule, "options": {}, "mode": 1, "attack": None, "seed": 0, "rounds": 500, "recipe": "tuned",
+        "evaluate_every": 100, "batch_sizes": [4, 4, 4, 16, 16, 16], "workers": 6, "momentum": 0.9, "decay": 0.0,
+        "feedback": False, "top": None,
+    } | settings  # fmt: skip
+    return {
+        "config": config,
+        "evaluations": {"accuracy": [0.1, accuracy]},
+        "trust": {
+            "round": [100, 200, 205, 210],
+            "weight": [[1, 1, 1, 2, 2, 2.0]] * 3 + [[3, 3, 3, 0, 0, 0.0]],
+        },
+        "sign_error": {"round": [500], "error": [0.25]},
+        "accuracy_by_class": [0.9, 0.5, accuracy],
+        "bytes_up": [[6_000_000, 2]],
+        "bytes_down": [[6_000_000, 2]],
+        "status": "done",
+    }
+
+
+def cells(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line
+    ]
+
+
+def test_attacks_have_a_worst_case_and_targets() -> None:
+    runs = [
+        run(accuracy=0.97), run(accuracy=0.971, attack="invert:7"), run(accuracy=0.93, attack="anti:7"),
+        run(accuracy=0.95, attack="anti:5"), run(accuracy=0.9, attack="alie:3", seed=0),
+        run(accuracy=0.92, attack="alie:3", seed=1), run("pooled", 0.974), run(evaluate_every=5, mode=3),
+        run(attack="random:15", rounds=3000, accuracy=0.1), run("pooled", 0.6, mode=3, attack="lie:3"),
+    ]  # fmt: skip
+    rows = cells(tables.attacks(runs))
+    assert rows[0] == ["attackers", "rule", "clean", "invert", "anti", "alie", "worst"]
+    assert ["3", "robust", "97.0", "", "", "91.0 ± 1.4", "**91.0**"] in rows
+    assert ["7", "robust", "97.0", "97.1", "93.0", "", "**93.0**"] in rows
+    assert ["pooled", "60.0"] in rows
+    said = {row[0]: row[1:] for row in rows}
+    assert said["anti:5: at most 2.0 below clean"] == ["2.00", "yes"]
+    assert said["alie:3: at most 3.0 below clean"] == ["6.00", "**no**"]
+    assert said["mode 1, no attack: at most 0.3 below pooled"] == ["0.40", "**no**"]
+    assert said["three sleepers, seed 0: out of power within 25 rounds"] == ["10", "yes"]
+    assert said["15 coins, robust, seed 0: share at most 0.15"] == ["0.333", "**no**"]
+
+
+def test_rules_by_recipe_and_mode() -> None:
+    runs = [run("pooled", a, mode=m, seed=s) for m, s, a in ((1, 0, 0.97), (1, 1, 0.99), (4, 0, 0.96))]
+    runs += [run("pooled", 0.5, mode=4, recipe="paper", options={"per": "tensor"})]
+    text = tables.rules(runs)
+    assert text.index("tuned recipe") < text.index("paper recipe")
+    rows = cells(text)
+    assert ["pooled", "98.00 ± 1.41", "96.00"] in rows
+    assert ["pooled", "0.250 ± 0.000", "0.250"] in rows
+    assert ["sqrt(B) ratio", "2.0", "2.0"] in rows
+    assert ["pooled, per tensor", "50.00"] in rows
+
+
+def test_labels_and_options() -> None:
+    assert cells(tables.labels([run("majority", 0.8)]))[2] == ["majority", "80.0", "50.0"]
+    found = cells(tables.options([run("pooled"), run("pooled", 0.9, feedback=True, top=0.1)]))
+    assert found[2:] == [["default", "97.0", "4.00"], ["feedback, top 0.1", "90.0", "4.00"]]
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"runs": [run("majority", 0.8), run() | {"status": "interrupted"}]}))
+    monkeypatch.setattr(sys, "argv", ["tables", "labels", str(path)])
+    tables.main()
+    assert "majority" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["tables", "nothing", str(path)])
+    with pytest.raises(SystemExit, match="attacks,rules,labels,options"):
+        tables.main()
