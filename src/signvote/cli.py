@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, TaskID
 from tyro.conf import Positional, subcommand
 
 from signvote import __version__
 from signvote.errors import ConfigError, SignVoteError
+from signvote.showing import progress_bars, run_all, show
 
 if TYPE_CHECKING:
     from signvote.sim import Config
@@ -45,6 +43,11 @@ class Where:
         from signvote.sim.machine import Machine
 
         return Machine(device=self.device, precision=self.precision)
+
+    def run_all(self, runs: dict[str, Config], out: Path, command: str, jobs: int | None) -> None:
+        """Run what is not done yet, here, and show the results of all."""
+        here: dict[str, Any] = {"machine": self.machine(), "data_dir": self.data_dir}
+        run_all(runs, out, command=command, jobs=jobs, **here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,12 @@ class Common(Where):
     """What a zero gradient votes; default: the recipe's."""
     step: float | None = None
     """Step size; default: the recipe's."""
+    decay: float = 0.0
+    """Weight decay."""
+    feedback: bool = False
+    """Error feedback: add to the next vote what this one's signs left unsaid."""
+    top: float | None = None
+    """Vote on this share of the coordinates only, those of largest magnitude; best with --zeros abstain."""
     momentum: float | None = None
     """Momentum of each worker before the sign; default: the recipe's."""
     schedule: Literal["constant", "cosine"] | None = None
@@ -92,11 +101,8 @@ class Common(Where):
         """The configuration of one run."""
         from signvote.sim import Config
 
-        names = (
-            "task model recipe rounds workers total batch_sizes split attack miss absent zeros step momentum"
-            " schedule evaluate_every test_batch sign_error"
-        )
-        return Config(**{name: getattr(self, name) for name in names.split()}, **run)
+        mine = [f.name for f in fields(Common)[len(fields(Where)) :]]
+        return Config(**{name: getattr(self, name) for name in mine}, **run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,7 @@ class Train(Common):
             )
         machine = self.machine()
         task = load_task(config.task, self.data_dir, config.model)
-        with _progress() as progress:
+        with progress_bars() as progress:
             bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
 
             def watch(run: Run) -> None:
@@ -141,7 +147,7 @@ class Train(Common):
                 progress.update(bar, completed=run.round, accuracy=accuracy)
 
             result = train(config, task, self.out, resume=self.resume, watch=watch, machine=machine)
-        _show({"format": 1, "command": _command(), "runs": [result]}, self.out)
+        show({"format": 1, "command": _command(), "runs": [result]}, self.out)
         if result["status"] == "interrupted":
             Console().print(f"Stopped after round {result['rounds_done']}; go on with --resume.")
 
@@ -176,7 +182,7 @@ class Compare(Common):
             self.config(rule=rule, mode=mode, seed=seed)
             for mode in modes for seed in self.seeds for rule in self.rules
         ]  # fmt: skip
-        _run_all({name_of(c): c for c in configs}, self.out, _command(), self.jobs, self)
+        self.run_all({name_of(c): c for c in configs}, self.out, _command(), self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +212,7 @@ class Study(Where):
         runs = {name: config for name, config in every.items() if (self.only or "") in name}
         if not runs:
             raise ConfigError(f"no run has {self.only!r} in its name; a name is {next(iter(every))!r}")
-        _run_all(runs, self.out or self.file.with_suffix(""), self._command(), self.jobs, self)
+        self.run_all(runs, self.out or self.file.with_suffix(""), self._command(), self.jobs)
 
     def _command(self) -> str:
         """What repeats it elsewhere: without the folders of this machine."""
@@ -345,55 +351,7 @@ def _command() -> str:
     return shlex.join(["signvote", *sys.argv[1:]])
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    what, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
-    columns = (what, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
-        yield progress
-
-
-def _run_all(runs: dict[str, Config], out: Path, command: str, jobs: int | None, where: Where) -> None:
-    """Run what is not done yet, showing what is under way, then write and print the results of all."""
-    from signvote.sim.compare import compare, identity, identity_of
-
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
-    machine, configs = where.machine(), list(runs.values())
-    out.mkdir(parents=True, exist_ok=True)
-    with _progress() as progress:
-        whole = progress.add_task("all runs", total=sum(c.rounds for c in configs), accuracy="")
-        bars = [progress.add_task(n, total=c.rounds, accuracy="", visible=False) for n, c in runs.items()]
-
-        def watch(number: int, round: int, accuracy: float) -> None:
-            under_way = round < configs[number].rounds
-            progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}", visible=under_way)
-            progress.update(whole, completed=sum(t.completed for t in progress.tasks if t.id != whole))
-
-        results = compare(
-            configs, out, names=list(runs), command=command, data_dir=where.data_dir, machine=machine,
-            jobs=jobs, watch=watch,
-        )  # fmt: skip
-    if results["runs"]:
-        _show(results, out)
-    done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
-    left = sum(identity(config) not in done for config in configs)
-    if left:
-        Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
-
-
 def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: int, total: int) -> None:
     if file not in bars:
         bars[file] = progress.add_task(file)
     progress.update(bars[file], completed=done, total=total or None)
-
-
-def _show(results: dict[str, Any], out: Path) -> None:
-    """Write what people look at, and print the table."""
-    from signvote import report
-    from signvote.report import terminal
-
-    report.write(results, out)
-    console = Console()
-    console.print(terminal.table_of(report.table(results)))
-    console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)

@@ -1,0 +1,75 @@
+"""Long work in a terminal: bars while it runs, then the table, the page and the figure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from signvote.errors import ConfigError
+
+if TYPE_CHECKING:
+    from signvote.sim import Config
+    from signvote.sim.machine import Machine
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """A bar for each run, with its accuracy; it leaves nothing behind."""
+    what, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
+    columns = (what, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn())
+    with Progress(*columns, transient=True) as progress:
+        yield progress
+
+
+def run_all(
+    runs: dict[str, Config],
+    out: Path,
+    *,
+    command: str,
+    jobs: int | None,
+    machine: Machine,
+    data_dir: Path | None,
+) -> None:
+    """Run what is not done yet, showing what is under way, then write and print the results of all."""
+    from signvote.sim.compare import compare, identity, identity_of
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
+    configs = list(runs.values())
+    out.mkdir(parents=True, exist_ok=True)
+    with progress_bars() as progress:
+        whole = progress.add_task("all runs", total=sum(c.rounds for c in configs), accuracy="")
+        bars = [progress.add_task(n, total=c.rounds, accuracy="", visible=False) for n, c in runs.items()]
+
+        def watch(number: int, round: int, accuracy: float) -> None:
+            under_way = round < configs[number].rounds
+            progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}", visible=under_way)
+            progress.update(whole, completed=sum(t.completed for t in progress.tasks if t.id != whole))
+
+        results = compare(
+            configs, out, names=list(runs), command=command, data_dir=data_dir, machine=machine,
+            jobs=jobs, watch=watch,
+        )  # fmt: skip
+    if results["runs"]:
+        show(results, out)
+    done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
+    left = sum(identity(config) not in done for config in configs)
+    if left:
+        Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
+
+
+def show(results: dict[str, Any], out: Path) -> None:
+    """Write what people look at, and print the table."""
+    from signvote import report
+    from signvote.report import terminal
+
+    report.write(results, out)
+    console = Console()
+    console.print(terminal.table_of(report.table(results)))
+    console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)
