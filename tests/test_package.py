@@ -27,6 +27,7 @@ LAYERS = [
     "report",
     "bench",
     "bench_cuda",
+    "showing",
     "cli",
 ]  # each may import those before it
 
