@@ -18,7 +18,7 @@ from paper.claims import Lead, leads, report, verdicts
 from signvote import ConfigError
 from signvote.report.groups import groups
 from signvote.sim import Config
-from signvote.sim.compare import compare, in_order, name_of, names_of
+from signvote.sim.compare import _earlier, compare, in_order, name_of, names_of
 from signvote.sim.lengths import pack, unpack
 from signvote.sim.study import read_study
 from tests.test_package import command
@@ -304,3 +304,14 @@ def test_the_claims_are_a_command(tmp_path: Path) -> None:
     wrong = subprocess.run(line, capture_output=True, text=True, cwd=PAPER.parent)
     assert wrong.returncode == 1
     assert "usage: python -m paper.claims RESULTS.json" in wrong.stderr
+
+
+def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> None:
+    """So that the same run of another seed is shown beside them."""
+    config = Config(task="mnist-10k", model="mlp", rule="pooled").as_dict()
+    older = {k: v for k, v in config.items() if k not in ("decay", "feedback", "top")}
+    strange = {"task": "mnist-10k", "rule": "no rule of ours"}
+    runs = [{"config": c, "status": "done"} for c in (older, strange)]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"format": 1, "command": "", "runs": runs}))
+    assert [run["config"] for run in _earlier(path)["runs"]] == [config, strange]

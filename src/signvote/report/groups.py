@@ -295,12 +295,24 @@ def _with_detail(group: Group, namesakes: list[Group]) -> Group:
     differing = [
         key for key in keys if any(other.config.get(key) != group.config.get(key) for other in namesakes)
     ]
-    told = [
-        batch_label(group.config[key]) if key == "batch_sizes" else f"{key} {group.config.get(key)}"
-        for key in differing
-        if key != "workers"  # the batch sizes say it
-    ]
-    return Group(config=group.config, runs=group.runs, left_out=group.left_out, detail=", ".join(told))
+    told = [_told(key, group.config.get(key)) for key in differing if key != "workers"]  # batch sizes say it
+    detail = ", ".join(text for text in told if text)
+    return Group(config=group.config, runs=group.runs, left_out=group.left_out, detail=detail)
+
+
+def _told(key: str, value: Any) -> str:
+    """A setting in words; nothing if it is not there.
+
+    >>> _told("options", {"cap": 2.0, "per": "tensor"}), _told("feedback", True), _told("top", None)
+    ('cap 2.0, per tensor', 'feedback', '')
+    """
+    if key == "batch_sizes":
+        return batch_label(value)
+    if isinstance(value, dict):
+        return ", ".join(_told(name, inner) for name, inner in value.items())
+    if value is None or value is False:
+        return ""
+    return key if value is True else f"{key} {value}"
 
 
 def _row(group: Group) -> dict[str, Any]:

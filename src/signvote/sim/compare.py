@@ -180,7 +180,17 @@ def _earlier(path: Path) -> Result:
         right = False
     if not right:
         raise ConfigError(f"{path} holds no results of format {FORMAT}; choose another --out, or remove it")
+    for run in results["runs"]:
+        run["config"] = _complete(run["config"])
     return results
+
+
+def _complete(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with the settings that did not exist yet when it was written."""
+    try:
+        return Config.from_dict(config).as_dict()
+    except ConfigError:
+        return config
 
 
 def _together(finished: Sequence[Result | None], earlier: Result, command: str) -> Result:
