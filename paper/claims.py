@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -103,7 +103,7 @@ def _compared(members: list[Group], panel: str) -> str:
     modes = sorted({group.config["mode"] for group in members})
     by_rule = {(g.rule, g.config["mode"]): g for g in members}
     lines = [[f"mode {mode}", *(_accuracy(by_rule.get((rule, mode))) for rule in rules)] for mode in modes]
-    text = f"## {panel}\n\nAccuracy in %, last and best evaluation:\n\n{_table(['batches', *rules], lines)}"
+    text = f"## {panel}\n\nAccuracy in %, last and best evaluation:\n\n{table(['batches', *rules], lines)}"
     rivals = [rule for rule in rules if rule != PLAIN and leads(members, rule, "last")]
     return "\n\n".join([text, *(_led(members, rule, measure) for rule in rivals for measure in MEASURES)])
 
@@ -113,7 +113,7 @@ def _led(members: list[Group], rule: str, measure: str) -> str:
     lines = [[f"mode {lead.mode}", str(lead)] for lead in found]
     said = "; ".join(f"({claim}) {answer}" for claim, answer in verdicts(found).items())
     title = f"Lead of {rule} over {PLAIN} in points, {measure} evaluation: {said}."
-    return f"{title}\n\n{_table(['batches', 'lead'], lines)}"
+    return f"{title}\n\n{table(['batches', 'lead'], lines)}"
 
 
 def _accuracy(group: Group | None) -> str:
@@ -133,7 +133,7 @@ def _bytes(found: list[Group]) -> str:
             same.setdefault((group.name(recipe=True), *sizes), []).append(group.batches)
     heads = ["rule", "batches", "bytes up", "bytes down", "4 N", "times fewer up", "down"]
     lines = [[name, ", ".join(modes), *sizes] for (name, *sizes), modes in same.items()]
-    return f"## Bytes\n\n{_table(heads, lines)}"
+    return f"## Bytes\n\n{table(heads, lines)}"
 
 
 def _points(values: Sequence[float], sign: str = "") -> str:
@@ -142,9 +142,10 @@ def _points(values: Sequence[float], sign: str = "") -> str:
     return f"{100 * fmean(values):{sign}.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
 
 
-def _table(heads: list[str], lines: list[list[str]]) -> str:
+def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
+    """In Markdown; the first column is words, the others numbers."""
     rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from paper.claims import table as markdown
 from signvote.sim.lengths import unpack
 
 Run = dict[str, Any]
@@ -68,12 +69,6 @@ def pivot(
     return table
 
 
-def markdown(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
-    """A table."""
-    rows = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
-
-
 # ---- attacks ---------------------------------------------------------------------------------------
 
 
@@ -89,11 +84,11 @@ def attacks(runs: list[Run]) -> str:
             worst = min((fmean(v) for v in found[rule].values()), default=math.nan)
             cells = [shown(found[rule].get(name, [])) for name in names]
             lines.append([f, rule, shown(clean[rule]["clean"]), *cells, f"**{worst:.1f}**"])
-    table = markdown(["attackers", "rule", "clean", *names, "worst"], lines)
+    whole = markdown(["attackers", "rule", "clean", *names, "worst"], lines)
     unequal = pivot((r for r in runs if r["config"]["mode"] in (2, 3, 4) and _is_plain(r)), variant, _where)
     columns = list(dict.fromkeys(c for row in unequal.values() for c in row))
     rest = [[rule, *(shown(unequal[rule].get(c, [])) for c in columns)] for rule in unequal]
-    return "\n\n".join([table, markdown(["rule", *columns], rest), targets(runs)])
+    return "\n\n".join([whole, markdown(["rule", *columns], rest), targets(runs)])
 
 
 def _is_plain(run: Run) -> bool:

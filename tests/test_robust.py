@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor
 
 from signvote import ConfigError, Layout
-from signvote.core.guard import GuardedTrust, Sample, capped, copies, judge
+from signvote.core.guard import GuardedTrust, Sample, copies, judge
 from signvote.core.rules import Majority, Pooled, Robust
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes, empty_decision, roots
+from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes, cpu
 from signvote.kernels.reference import pack
 
@@ -87,59 +86,6 @@ def test_other_names_for_workers_change_nothing(hostile: str) -> None:
         play(one, y, t)
         play(other, y[order], t, names[order].tolist())
         assert torch.equal(weights(one, range(M)), weights(other, names.tolist()))
-
-
-def test_a_cap_of_one_is_a_majority_of_those_who_may_be_believed() -> None:
-    rule, n = made(cap=1), 3000
-    for t in range(1, 10):
-        play(rule, torch.cat([honest(CLEAN[:10], n), -honest(CLEAN[:5], n)]), t)
-    found = weights(rule, range(M))
-    assert found[:10].min() == found[:10].max()
-    assert found[0] > 0 == found[10:].max()
-
-
-@pytest.mark.parametrize("cap", [1.0, 1.5, 2.0, 3.0, 4.0])
-def test_the_bound_of_the_cap_by_enumeration(cap: float) -> None:
-    """L < M / (1 + cap) colluders never overturn all others, whatever the weights; L beyond it may."""
-    for m in range(2, 7):
-        raw = torch.tensor(list(itertools.product([1, 7, 601, 6000], repeat=m)), dtype=torch.int32).T
-        found = capped(raw, cap)
-        for colluders in range(m):
-            obeyed = found[colluders:].sum(0) > found[:colluders].sum(0)
-            assert bool(obeyed.all()) == (colluders < m / (1 + cap)), (m, colluders)
-        with_zeros = torch.where(raw == 1, 0, raw)  # colluders that are not believed add nothing
-        for colluders in range(math.ceil(m / (1 + cap))):
-            found = capped(with_zeros, cap)
-            obeyed = found[colluders:].sum(0) > found[:colluders].sum(0)
-            assert (obeyed | (with_zeros[colluders:] == 0).any(0)).all()
-
-
-def test_who_declares_more_may_weigh_more() -> None:
-    """The cap is on weight / sqrt(batch size), the largest integer weight stays the largest, signs stay."""
-    raw = torch.tensor([[10_240], [700], [700], [0], [-50]], dtype=torch.int32)
-    found = capped(raw, 2, roots([64, 64, 6400, 64, 64]))
-    assert found[:, 0].tolist() == [2048, 1024, 10_240, 0, -10]
-    assert torch.equal(capped(raw, 2, roots([0] * 5)), capped(raw, 2))
-
-
-@pytest.mark.parametrize("by_size", [True, False])
-def test_a_strong_worker_that_declares_itself(by_size: bool) -> None:
-    """Mode 4: without its word for it, the one strong worker has twice the weight of a weak one."""
-    rule = made(by_size=by_size)
-    sizes = (4,) * 14 + (904,)
-    for t in range(1, 30):
-        y = honest([0.47] * 14 + [0.1], 4000)
-        out = empty_decision(4000, Coin(t))
-        rule.learn(rule.vote(out, replace(votes_of(y), batch_sizes=sizes), Coin(t)))
-    found = rule.weights(replace(votes_of(y), batch_sizes=sizes))[:, 0]
-    assert (found[14] > 8 * found[:14].max()) == by_size
-    assert by_size or found[14] <= 2 * found[:14][found[:14] > 0].min()
-
-
-def test_no_cap_changes_nothing() -> None:
-    raw = torch.tensor([[5, 0], [10_240, 0], [1, 0]], dtype=torch.int32)
-    assert torch.equal(capped(raw, math.inf), raw)
-    assert capped(raw, 4).tolist() == [[2560, 0], [10_240, 0], [2560, 0]]
 
 
 def test_the_state_carries_the_verdict() -> None:

@@ -114,7 +114,7 @@ class Train(Common):
     """
 
     rule: str = "pooled"
-    """One of those that `signvote rules` explains, or the yardsticks oracle and sgd."""
+    """One of those that `signvote rules` explains, or the yardsticks oracle, sgd and median."""
     mode: int | None = None
     """Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1."""
     seed: int = 0
