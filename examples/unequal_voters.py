@@ -21,7 +21,7 @@ import signvote
 from signvote.core import theory
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
-from signvote.core.rules import WeightedRule
+from signvote.core.rule import WeightedRule
 from signvote.core.vote import Votes
 
 CROSSOVER = [0.47] * 9 + [0.35] * 4 + [0.12] * 2  # p of each worker

@@ -12,7 +12,9 @@ from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, che
 from signvote.core import server as server_module
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
-from signvote.core.rules import ItSignSGD, Pooled, Rule, make_rule, summary
+from signvote.core.it_signsgd import ItSignSGD
+from signvote.core.rule import Rule
+from signvote.core.rules import Pooled, make_rule, summary
 from signvote.core.trust import Evidence
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes
@@ -110,12 +112,9 @@ def test_shards_decide_as_one_server(name: str) -> None:
     """Two rules that hold a part of the coordinates each, and share their evidence."""
     kind, cut = name.split()[0], 128
     spans = [(0, cut), (cut, N)]
-    shards = [
-        ItSignSGD(LAYOUT, warmup=3, shard=span)
-        if kind == "it-signsgd"
-        else make_rule(kind, LAYOUT, **OPTIONS[name])
-        for span in spans
-    ]
+    shards = [make_rule(kind, LAYOUT, **OPTIONS[name]) for _ in spans]
+    for rule, span in zip(shards, spans, strict=True):
+        rule.own([span])
     whole = make_rule(kind, LAYOUT, **OPTIONS[name])
     for t in range(1, 8):
         parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(t, ternary=True), t).values()]
@@ -202,9 +201,6 @@ def test_states_of_another_rule_layout_or_shape_are_refused() -> None:
         make_rule("pooled", other).load_state_dict(state)
     with pytest.raises(StateError, match="state of groups 1 cannot be loaded into groups 3"):
         make_rule("pooled", LAYOUT, per="tensor").load_state_dict(state)
-    whole = ItSignSGD(LAYOUT).state_dict()
-    with pytest.raises(StateError, match=r"state of shard \[0, 300\] cannot be loaded into shard \[0, 64\]"):
-        ItSignSGD(LAYOUT, shard=(0, 64)).load_state_dict(whole)
 
 
 def test_pooled_trust_is_a_number_per_worker_and_per_coordinate_trust_two_bytes() -> None:
@@ -271,7 +267,6 @@ def test_unknown_names_and_options_get_a_hint() -> None:
         ("pooled", {"max_llr": 11}, r"max_llr is 11; it must lie in \(0, 10\]"),
         ("pooled", {"forgetting": 2}, "forgetting is 2"),
         ("it-signsgd", {"warmup": -1}, "warmup is -1"),
-        ("it-signsgd", {"shard": (5, 5)}, r"shard is \(5, 5\); it must lie within \(0, 300\)"),
         ("known-batch", {"cap": 0.5}, "cap is 0.5; it must be 1 or more"),
     ],
 )
@@ -280,18 +275,54 @@ def test_settings_out_of_range(name: str, options: dict[str, object], text: str)
         make_rule(name, LAYOUT, **options)
 
 
-def test_votes_outside_a_shard_are_refused() -> None:
-    rule = ItSignSGD(LAYOUT, shard=(64, 192))
+def test_votes_outside_what_a_rule_owns_are_refused() -> None:
+    rule = ItSignSGD(LAYOUT)
+    rule.own([(64, 192)])
     for first, n in ((0, 64), (64 + 8, 64), (128, 128)):
         votes = Votes(
             workers=(1,), planes=Planes(torch.zeros(1, 2, dtype=torch.int64), None), n=n, first=first
         )
-        with pytest.raises(ConfigError, match=r"do not fit shard \(64, 192\)"):
+        with pytest.raises(ConfigError, match=r"in none of the ranges \[\(64, 192\)\]"):
             rule.vote(empty_decision(n, None), votes, None)
 
 
+@pytest.mark.parametrize("span", [(5, 64), (64, 70), (-64, 64), (256, 320), (128, 64)])
+def test_what_a_rule_owns_is_whole_words(span: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=r"is no run of whole words of \(0, 300\)"):
+        ItSignSGD(LAYOUT).own([span])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_counters_are_shared_out_anew(world: int) -> None:
+    """Counted by two, interleaved; gone on with by any number, also one that owns nothing."""
+    halves, words = [[(0, 64), (128, 192)], [(64, 128), (192, N)]], -(-N // 64)
+    counted = [ItSignSGD(LAYOUT, warmup=0) for _ in halves]
+    whole = ItSignSGD(LAYOUT, warmup=0)
+    for rule, ranges in zip(counted, halves, strict=True):
+        rule.own(ranges)
+    for t in range(1, 4):
+        parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(t, ternary=True), t).values()]
+        for rule in (whole, *counted):
+            for a, b in rule.ranges:
+                seen = rule.vote(empty_decision(b - a, None), Votes.stack(parsed, a, b - a), None)
+            rule.learn(seen)
+    states = [rule.state_dict() for rule in counted]
+    each = -(-words // world)
+    for rank in range(world):
+        a, b = 64 * each * rank, min(64 * each * (rank + 1), N)
+        rule = ItSignSGD(LAYOUT, warmup=0)
+        rule.own([(a, max(a, b))])
+        rule.load_state_dict(*states)
+        assert torch.equal(rule.trust.counters, whole.trust.counters[a // 64 : -(-b // 64)])
+        votes = Votes.stack(parsed, a, max(0, b - a))
+        cast = rule.vote(empty_decision(votes.n, None), votes, None).cast.sum(1)
+        assert bool((cast > 0).all()) is (a < b)
+    with pytest.raises(StateError, match="3 words of the coordinates counted here are in no state given"):
+        ItSignSGD(LAYOUT).load_state_dict(states[0])
+
+
 def test_a_rule_of_ones_own_is_a_class_with_weights() -> None:
-    from signvote.core.rules import WeightedRule
+    from signvote.core.rule import WeightedRule
 
     class FirstOnly(WeightedRule):
         name = "first-only"

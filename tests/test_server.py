@@ -7,7 +7,11 @@ import pytest
 import torch
 
 from signvote import ConfigError, Layout, Server, StateError, Worker
+from signvote.core.ballot import parse
+from signvote.core.bits import coin_for, pack_signs
+from signvote.core.encoder import Encoder
 from signvote.core.rules import make_rule
+from signvote.core.vote import Votes, empty_decision
 from tests.test_rules import LAYOUT, ballots, decision_of, message, signs
 
 
@@ -150,3 +154,28 @@ def test_memory_beyond_the_ballots(rule: str, n: int, most: float) -> None:
     command = [sys.executable, "-c", MEMORY, rule, str(n)]
     used = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert used <= most
+
+
+def test_a_round_decided_in_parts_is_learnt_as_a_whole() -> None:
+    """Two halves decide by `rule.vote` and add their evidence up, as ranks do."""
+    layout = Layout([("w", (150,))])
+    whole, halves = Server(layout, "pooled"), [Server(layout, "pooled") for _ in range(2)]
+    spans = [(0, 64), (64, 86)]
+    for t in range(1, 4):
+        gradients = torch.randn(3, 150, generator=torch.Generator().manual_seed(t))
+        sent = {m: Encoder(layout, m).ballot(t, pack_signs(g, None)[0]) for m, g in enumerate(gradients)}
+        decision = parse(whole.decide(t, sent), layout=layout, run=0)
+        parsed = [parse(message, layout=layout, run=0) for message in sent.values()]
+        coin = coin_for("coin", 0, t)
+        assert coin is not None
+        outs, seen = [empty_decision(n, coin) for _, n in spans], []
+        for server, out, (first, n) in zip(halves, outs, spans, strict=True):
+            seen.append(server.rule.vote(out, Votes.stack(parsed, first, n), coin.after(first)))
+        for server in halves:
+            server.learn(t, seen[0] + seen[1], {9: "asleep"})
+            assert server.report.disagreement == whole.report.disagreement
+            assert server.report.abstained == {9: "asleep"}
+            assert str(server.rule.state_dict()) == str(whole.rule.state_dict())
+        assert torch.equal(torch.cat([o.signs for o in outs]), decision.planes().signs)
+    with pytest.raises(ConfigError, match="round 3 cannot be decided after round 3"):
+        halves[0].learn(3, seen[0])

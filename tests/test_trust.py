@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
-from signvote.core.rules import Agreement, ItSignSGD, Majority, Pooled
+from signvote.core.it_signsgd import ItSignSGD
+from signvote.core.rules import Agreement, Majority, Pooled
 from signvote.core.trust import (
     AgreementTrust,
     CoordinateTrust,

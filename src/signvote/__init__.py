@@ -12,7 +12,8 @@ from signvote import checkpoint
 from signvote.core import theory
 from signvote.core.ballot import Ballot
 from signvote.core.layout import Layout
-from signvote.core.rules import RULES, Rule
+from signvote.core.rule import Rule
+from signvote.core.rules import RULES
 from signvote.core.server import RoundReport, Server
 from signvote.core.worker import Worker
 from signvote.errors import BallotError, ConfigError, DataError, LayoutError, SignVoteError, StateError

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from signvote import __version__
 from signvote.checkpoint import write_atomically
+from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
-from signvote.core.rules import ItSignSGD, Majority
+from signvote.core.rules import Majority
 from signvote.core.vote import Votes, empty_decision
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes, backend, words_for

@@ -1,115 +1,32 @@
 """The named ways to decide. A rule weighs the votes it is shown and learns from what they show.
 
-    name          weight of a worker                                         state
-    majority      1                                                          none
-    it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds  2 bytes per worker and coordinate
-    pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
-    known-batch   sqrt(batch size), capped                                   none
-    agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
-    robust        pooled's, but 0 for whom pairwise agreement disowns        O(workers^2)
-
-`vote` decides some coordinates and returns evidence; evidence of all coordinates of a round is added
-up and given to `learn` once. So a server may vote in chunks, and shards on many machines agree.
+name          weight of a worker                                         state
+majority      1                                                          none
+it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds  2 bytes per worker and coordinate
+pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
+known-batch   sqrt(batch size), capped                                   none
+agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
+robust        pooled's, but 0 for whom pairwise agreement disowns        O(workers^2)
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from signvote.core.guard import GuardedTrust, Sample, capped
+from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
-from signvote.core.trust import AgreementTrust, CoordinateTrust, CountTrust, Evidence, State, Trust
+from signvote.core.rule import Per, Rule, WeightedRule, checked_llr
+from signvote.core.trust import AgreementTrust, CountTrust, Evidence, State
 from signvote.core.vote import LARGEST, MAX_LLR, ONE, Votes, fixed_point, llr_weights, roots, scaled
-from signvote.errors import ConfigError, StateError
-from signvote.kernels import WORD, Coin, Planes, backend, upload
+from signvote.errors import ConfigError
+from signvote.kernels import Coin, Planes, backend
 from signvote.names import check_name
-
-Per = Literal["worker", "tensor"]
-
-
-class Rule(ABC):
-    """A way to decide: see the module's text."""
-
-    name: ClassVar[str]
-    trust: Trust | None = None  # what the rule has learnt, if it learns
-
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
-
-    @abstractmethod
-    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """Write the decision of the votes' coordinates into `out`; only what is kept per coordinate changes.
-
-        Args:
-            out: planes as wide as the votes'.
-            votes: of any subset of workers, over any range of coordinates.
-            coin: decides zero tallies, its first coordinate being votes.first; None: they stay open.
-
-        """
-
-    @abstractmethod
-    def weights(self, votes: Votes) -> Tensor:
-        """The integer weight of each voter, (workers, groups) int32; 1024 is a weight of 1."""
-
-    def learn(self, evidence: Evidence) -> None:
-        """Take in the evidence of a whole round."""
-        if self.trust is not None:
-            self.trust.learn(evidence)
-
-    def forget(self, worker: int) -> None:
-        """Drop what is known of a worker that left for good."""
-        if self.trust is not None:
-            self.trust.forget(worker)
-
-    def identity(self) -> State:
-        """What a state must share with this rule to be loaded into it."""
-        return {"rule": self.name, "layout": self.layout.digest.hex()}
-
-    def state_dict(self) -> State:
-        """Everything learnt: tensors, numbers, strings and lists; never objects."""
-        return self.identity() | (self.trust.state_dict() if self.trust is not None else {})
-
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state; one of another rule or layout is refused, naming both."""
-        for what, value in self.identity().items():
-            if state.get(what) != value:
-                raise StateError(
-                    f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}"
-                )
-        if self.trust is not None:
-            self.trust.load_state_dict(state)
-
-
-class WeightedRule(Rule):
-    """A rule with one weight per worker and group of coordinates."""
-
-    def __init__(self, layout: Layout, per: Per = "worker") -> None:
-        super().__init__(layout)
-        if per not in ("worker", "tensor"):
-            raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
-        self.groups = [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
-
-    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        device = votes.planes.signs.device
-        kernels, weights = backend(device), self.weights(votes)
-        if votes.present is not None:
-            weights = upload(weights, device) * votes.present[:, None]
-        counts = torch.zeros(2, len(votes.workers), len(self.groups), dtype=torch.int64, device=device)
-        for g, (start, stop) in enumerate(self.groups):
-            span = max(0, start - votes.first), min(votes.n, stop - votes.first)
-            if span[0] < span[1]:
-                seen = kernels.vote_(out, votes.planes, weights[:, g].contiguous(), coin, span)
-                counts[0, :, g], counts[1, :, g] = seen
-        if votes.present is not None:
-            counts *= votes.present[:, None]
-        return Evidence(workers=votes.workers, mismatches=counts[0], cast=counts[1], present=votes.present)
 
 
 class Majority(WeightedRule):
@@ -154,7 +71,7 @@ class Pooled(WeightedRule):
         cap: float = math.inf,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr, self.cap = _checked_llr(max_llr), _checked_cap(cap)
+        self.max_llr, self.cap = checked_llr(max_llr), _checked_cap(cap)
         self.trust = CountTrust(len(self.groups), forgetting)
 
     def weights(self, votes: Votes) -> Tensor:
@@ -196,7 +113,7 @@ class Agreement(WeightedRule):
 
     def __init__(self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR) -> None:
         super().__init__(layout)
-        self.max_llr = _checked_llr(max_llr)
+        self.max_llr = checked_llr(max_llr)
         self.trust = AgreementTrust(forgetting)
 
     def weights(self, votes: Votes) -> Tensor:
@@ -248,7 +165,7 @@ class Robust(WeightedRule):
         max_llr: float = MAX_LLR,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr, self.cap = _checked_llr(max_llr), _checked_cap(cap)
+        self.max_llr, self.cap = checked_llr(max_llr), _checked_cap(cap)
         self.by_size, self.sample = by_size, Sample(self.groups, sample, secret)
         self.trust = GuardedTrust(len(self.groups), forgetting, memory)
 
@@ -271,67 +188,6 @@ class Robust(WeightedRule):
 
     def identity(self) -> State:
         return super().identity() | {"groups": len(self.groups)}
-
-
-class ItSignSGD(Rule):
-    """The paper: weighs by log((1-p)/p), p per worker and coordinate; plain in its first 100 rounds.
-    For comparing with it: needs two bytes per worker and coordinate, and many rounds to learn.
-
-    `shard` is the range of coordinates that this object counts, if another machine has the rest.
-    """
-
-    name = "it-signsgd"
-    trust: CoordinateTrust
-
-    def __init__(
-        self,
-        layout: Layout,
-        *,
-        warmup: int = 100,
-        forgetting: float = 1.0,
-        max_llr: float = MAX_LLR,
-        zero_is_symbol: bool = False,
-        shard: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__(layout)
-        self.shard = shard or (0, layout.size)
-        if not 0 <= self.shard[0] < self.shard[1] <= layout.size:
-            raise ConfigError(f"shard is {self.shard}; it must lie within (0, {layout.size})")
-        self.trust = CoordinateTrust(
-            self.shard[1] - self.shard[0],
-            warmup=warmup,
-            max_llr=_checked_llr(max_llr),
-            forgetting=forgetting,
-            zero_is_symbol=zero_is_symbol,
-        )
-
-    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        first = votes.first - self.shard[0]
-        if first % WORD or first < 0 or votes.first + votes.n > self.shard[1]:
-            raise ConfigError(
-                f"votes on coordinates {votes.first} to {votes.first + votes.n} do not fit"
-                f" shard {self.shard}; they must lie inside and start a multiple of {WORD} after its start"
-            )
-        device = votes.planes.signs.device
-        self.trust.admit(votes.workers, device)
-        weights = self.trust.weights(votes.workers, first // WORD, votes.planes.signs.shape[1])
-        if votes.present is not None:
-            weights = weights._replace(slots=torch.where(votes.present, weights.slots, -1))
-        counts = backend(device).vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
-        mismatches, cast = (c[:, None] for c in counts)
-        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast, present=votes.present)
-
-    def weights(self, votes: Votes) -> Tensor:
-        """Weights at each coordinate of the votes, (workers, n): for looking at, not for deciding."""
-        self.trust.admit(votes.workers, votes.planes.signs.device)
-        first, n = votes.first - self.shard[0], votes.n
-        known = self.trust.weights(votes.workers, 0, self.trust.counters.shape[0])
-        bits = known.counters.view(torch.int16)[:, known.slots].transpose(0, 1).flatten(1)
-        halves = bits[:, first : first + n].int() & 0xFFFF
-        return known.tables[known.table_of[:, None], known.sizes[:, None] + halves]
-
-    def identity(self) -> State:
-        return super().identity() | {"shard": list(self.shard)}
 
 
 RULES: dict[str, type[Rule]] = {
@@ -362,12 +218,6 @@ def make_rule(name: str, layout: Layout, **options: object) -> Rule:
             f"rule {name!r} has no option {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'none'}"
         )
     return RULES[name](layout, **options)
-
-
-def _checked_llr(max_llr: float) -> float:
-    if not 0 < max_llr <= MAX_LLR:
-        raise ConfigError(f"max_llr is {max_llr}; it must lie in (0, {MAX_LLR:g}]")
-    return max_llr
 
 
 def _checked_cap(cap: float) -> float:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from signvote.core.ballot import REASONS, Ballot, Kind, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.layout import Layout
-from signvote.core.rules import Majority, Rule, make_rule
+from signvote.core.rule import Rule
+from signvote.core.rules import Majority, make_rule
 from signvote.core.trust import Evidence, State
 from signvote.core.vote import Votes, empty_decision
 from signvote.errors import BallotError, ConfigError, StateError
@@ -121,6 +122,12 @@ class Server:
         self._close(RoundReport(round=round), evidence.sent())
         return decision
 
+    def learn(self, round: int, evidence: Evidence, abstained: Mapping[int, str] | None = None) -> None:
+        """Close a round that was decided elsewhere, `rule.vote` by `rule.vote`: the evidence of all of it."""
+        self._open(round)
+        self._close(RoundReport(round=round, abstained=dict(abstained or {})), lambda: evidence)
+        self.settle()
+
     def settle(self) -> None:
         """Take in what the last round showed."""
         if self._arriving is not None:
@@ -195,11 +202,14 @@ class Server:
             "rule": self.rule.state_dict(),
         }
 
-    def load_state_dict(self, state: State) -> None:
-        """Go on from a state: the next decision is the one the saved server would have made."""
+    def load_state_dict(self, state: State, *parts: State) -> None:
+        """Go on from a state: the next decision is the one the saved server would have made.
+
+        If several owned a part of the coordinates each: from the states of all of them.
+        """
         check_state(state, kind="server", version=VERSION, run=self.run, zeros=self.zeros)
         self._arriving = None
-        self.rule.load_state_dict(state["rule"])
+        self.rule.load_state_dict(state["rule"], *(part["rule"] for part in parts))
         self.last_round = state["last_round"]
         self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
 
