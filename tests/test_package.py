@@ -22,6 +22,7 @@ LAYERS = [
     "kernels",
     "core",
     "checkpoint",
+    "engines",
     "tasks",
     "sim",
     "report",

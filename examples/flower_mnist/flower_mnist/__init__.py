@@ -1,0 +1,1 @@
+"""MNIST by votes of packed signs, over Flower."""

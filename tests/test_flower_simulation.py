@@ -1,0 +1,46 @@
+"""Flower's simulation: the same bits as our simulator, and the app that `signvote flower-app` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from signvote import checkpoint
+from signvote.sim import train
+from tests.flower_apps.same import CONFIGS, TASK
+from tests.flower_cluster import cluster, write_app
+
+pytestmark = pytest.mark.slow
+APPS = Path(__file__).parent / "flower_apps"
+TWO_ACTORS = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2"
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Nested states, bit for bit."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
+    return bool(a == b)
+
+
+def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
+    with cluster(tmp_path / "home") as c:
+        c.superlink("--simulation")
+        app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
+        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS, seconds=150)
+    for config in CONFIGS:
+        path = tmp_path / f"{config.rule}.safetensors"
+        assert path.exists(), printed
+        ours = checkpoint.load(path)
+        assert ours["server"]["last_round"] == 20
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        train(config, TASK, tmp_path / config.rule)
+        torch.set_num_threads(threads)
+        theirs = checkpoint.load(tmp_path / config.rule / "checkpoint.safetensors")
+        assert equal(ours["model"], theirs["model"])
+        assert equal(ours["server"], theirs["server"])  # trust, too
