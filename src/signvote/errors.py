@@ -6,6 +6,7 @@ SignVoteError
   BallotError      a message that must not be counted; .reason says why in one word
   StateError       a state or checkpoint of another kind, layout or version
   DataError        a data file is missing, unreadable or damaged
+  EngineError      workers that should meet did not, or differ in what they must share
 """
 
 from __future__ import annotations
@@ -37,3 +38,7 @@ class StateError(SignVoteError, ValueError):
 
 class DataError(SignVoteError):
     """A data file is missing, unreadable or damaged."""
+
+
+class EngineError(SignVoteError, RuntimeError):
+    """Workers that should meet did not, or differ in what they must share; the text says which."""
