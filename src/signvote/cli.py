@@ -287,6 +287,21 @@ class Bench:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FlowerApp:
+    """Write a Flower app that trains by votes, to run with `flwr run` and to change."""
+
+    folder: Positional[Path]
+    """A new or empty folder."""
+
+    def run(self) -> None:
+        """Do it."""
+        from signvote.engines.flower_app import write_app
+
+        for path in write_app(self.folder):
+            Console().print(path, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rules:
     """What each rule does, and when to take it."""
 
@@ -314,6 +329,7 @@ Command = (
     | Annotated[Rules, subcommand("rules")]
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Fetch, subcommand("data")]
+    | Annotated[FlowerApp, subcommand("flower-app")]
     | Annotated[Version, subcommand("version")]
 )
 

@@ -4,7 +4,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from flower_mnist.task import batch, make_task
+from flower_mnist.task import batch, batch_size, make_task
 from signvote.engines.flower import vote
 
 app = ClientApp()
@@ -19,8 +19,7 @@ def train(message: Message, context: Context) -> Message:
     partitions = int(context.node_config["num-partitions"])
 
     def loss(step: int) -> Tensor:
-        inputs, labels = batch(task, partition, partitions, step)
+        inputs, labels = batch(task, partition, partitions)
         return task.loss(model(inputs), labels)
 
-    size = len(batch(task, partition, partitions, 0)[1])
-    return vote(message, context, model, loss, batch_size=size)
+    return vote(message, context, model, loss, batch_size=batch_size(partition))

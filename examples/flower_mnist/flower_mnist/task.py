@@ -1,5 +1,7 @@
 """What is trained, and on whose data: replace this file by your own."""
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 
@@ -8,16 +10,21 @@ from signvote.tasks import Task, load_task
 BATCH_SIZES = (4, 16, 64, 256)  # nodes are unequal: node i takes the i-th of these, in turn
 
 
+@cache
 def make_task() -> Task:
     """10,000 images of MNIST, which come with signvote, and a small network."""
     return load_task("mnist-10k", model="mlp")
 
 
-def batch(task: Task, partition: int, partitions: int, step: int) -> tuple[Tensor, Tensor]:
-    """The batch of a step: random samples of the node's own part of the training data."""
+def batch_size(partition: int) -> int:
+    """How many samples a node takes per step."""
+    return BATCH_SIZES[partition % len(BATCH_SIZES)]
+
+
+def batch(task: Task, partition: int, partitions: int) -> tuple[Tensor, Tensor]:
+    """Random samples of the node's own part of the training data; `vote` has seeded torch for the round."""
     own = torch.arange(partition, len(task.train), partitions)
-    size = min(BATCH_SIZES[partition % len(BATCH_SIZES)], len(own))
-    chosen = own[torch.randint(len(own), (size,))]
+    chosen = own[torch.randint(len(own), (batch_size(partition),))]
     return task.prepare(task.train.inputs[chosen]), task.train.labels[chosen]
 
 

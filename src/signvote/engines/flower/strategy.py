@@ -31,10 +31,12 @@ from signvote.core.rule import Rule
 from signvote.core.server import Server, check_state
 from signvote.core.worker import apply_decision
 from signvote.engines.flower.records import (
+    BALLOT,
     CONFIG,
     DECISIONS,
     METRICS,
     MODEL,
+    NOTHING,
     ORDER,
     applied_in,
     ballot_in,
@@ -228,7 +230,7 @@ class SignVote(Strategy):
         """Decide the round by the ballots that came."""
         t = self.round + 1
         answers = self._answers(t, replies)
-        ballots = [(worker, ballot_in(content)) for worker, content in answers]
+        ballots = [(w, ballot_in(c)) for w, c in answers if BALLOT in c or applied_in(c) != NOTHING]
         voters = self._voters(t, ballots)
         if len(voters) < self.min_ballots:
             raise QuorumError(
@@ -251,17 +253,20 @@ class SignVote(Strategy):
         found = []
         for reply in replies:
             node = reply.metadata.src_node_id
+            if node not in self._asked:
+                continue  # the SuperLink's own word on a message that nobody answered in time
             if reply.has_error():
                 log.warning("signvote: round %d: error from node %d: %s", t, node, reply.error.reason)
-            elif node in self._asked:
+            else:
                 found.append((self.nodes.index(node), reply.content))
-                self._note_applied(node, applied_in(reply.content))
+                self._note_applied(t, node, applied_in(reply.content))
         return found
 
-    def _note_applied(self, node: int, applied: int) -> None:
+    def _note_applied(self, t: int, node: int, applied: int) -> None:
         if 0 <= applied <= self.round:
             self.applied[node] = applied
         else:
+            log.info("signvote: round %d: node %d asks for the whole model", t, node)
             self.applied.pop(node, None)
 
     def _voters(self, t: int, ballots: list[tuple[int, bytes | None]]) -> set[int]:
