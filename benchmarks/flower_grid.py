@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -19,11 +19,13 @@ Client = Callable[[Message, Context], Message]
 
 def transport(message: Message) -> tuple[Message, int]:
     """The message as it arrives, and the bytes that travelled."""
-    objects = {name: thing.deflate() for name, thing in get_all_nested_objects(message).items()}
+    with no_object_id_recompute():
+        name = message.object_id
+        objects = {key: thing.deflate() for key, thing in get_all_nested_objects(message).items()}
     size = sum(map(len, objects.values()))
-    arrived = inflate_object_from_contents(message.object_id, objects)  # empties `objects`
+    arrived = inflate_object_from_contents(name, objects)  # empties `objects`
     assert isinstance(arrived, Message)
-    arrived.metadata.__dict__["_message_id"] = message.object_id
+    arrived.metadata.__dict__["_message_id"] = name
     return arrived, size
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.flower_cluster import cluster, write_app
 
 from signvote import checkpoint
 from signvote.sim import train
 from tests.flower_apps.same import CONFIGS, TASK
-from tests.flower_cluster import cluster, write_app
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
@@ -44,3 +47,18 @@ def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
         theirs = checkpoint.load(tmp_path / config.rule / "checkpoint.safetensors")
         assert equal(ours["model"], theirs["model"])
         assert equal(ours["server"], theirs["server"])  # trust, too
+
+
+def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from signvote.cli import main; main()", "flower-app", "app"],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with cluster(tmp_path / "home") as c:
+        c.superlink("--simulation")
+        settings = ["-c", "rounds=8 local-steps=4 step=0.004", "--federation-config", TWO_ACTORS]
+        printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings, seconds=150)
+    accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
+    assert len(accuracies) == 9, printed
+    assert accuracies[-1] > 0.6 > accuracies[0]

@@ -118,6 +118,7 @@ class Cluster:
         return found[1]
 
     def log(self, name: str) -> str:
+        """What a process has printed so far."""
         path = self.home / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 

@@ -1,0 +1,1 @@
+"""Apps that flower_cost.py runs."""
