@@ -297,6 +297,18 @@ def test_no_checkpoint_is_said_in_the_error() -> None:
         strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
 
 
+def test_the_same_strategy_goes_on_after_a_missed_quorum() -> None:
+    grid, model = grid_of(), fresh()
+    strategy = SignVote(Layout.of(model), min_ballots=3)
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2)
+    grid.online = set(NODES[:2])
+    with pytest.raises(QuorumError):
+        strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4, timeout=0.1)
+    grid.online = set(NODES)
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4)
+    assert same(strategy.model, train(grid_of(), 4).model)
+
+
 @pytest.mark.parametrize("rule", ["pooled", "it-signsgd", "robust"])
 def test_a_resumed_run_is_the_uninterrupted_one(rule: str, tmp_path: Path) -> None:
     saved = tmp_path / "run.safetensors"

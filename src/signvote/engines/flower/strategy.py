@@ -43,7 +43,7 @@ from signvote.engines.flower.records import (
     loss_in,
     to_array,
 )
-from signvote.errors import BallotError, ConfigError, LayoutError, SignVoteError
+from signvote.errors import BallotError, ConfigError, EngineError, LayoutError
 
 log = logging.getLogger("flwr")  # Flower's own
 
@@ -51,7 +51,7 @@ Step = float | Callable[[int], float]
 VERSION = 1
 
 
-class QuorumError(SignVoteError):
+class QuorumError(EngineError):
     """Too few nodes voted in a round. Nothing of it was kept; the round before is in the checkpoint."""
 
 
@@ -73,7 +73,7 @@ class SignVote(Strategy):
         decay: weight decay.
         feedback: workers add to their next signal what the signs left unsaid.
         top: workers vote only on this share of the coordinates.
-        min_nodes: the first round waits for so many nodes, at most until its deadline.
+        min_nodes: the first round after a start waits for so many nodes, at most until its deadline.
         min_ballots: a round with fewer votes is an error.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
         checkpoint: file that is written after every round and read at the start if it is there.
@@ -126,6 +126,7 @@ class SignVote(Strategy):
         self.model: dict[str, Tensor] = {}
         self.timeout = math.inf
         self._asked: list[int] = []
+        self._starting = True
 
     @property
     def round(self) -> int:
@@ -144,12 +145,13 @@ class SignVote(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run up to round `num_rounds`, from the checkpoint if there is one; else from `initial_arrays`."""
-        self._take(initial_arrays.to_torch_state_dict())
-        if self.checkpoint is not None and self.checkpoint.exists():
+        """Run up to round `num_rounds`, from where this object or its checkpoint is, else from the arrays given."""
+        if not self.round:
+            self._take(initial_arrays.to_torch_state_dict())
+        if not self.round and self.checkpoint is not None and self.checkpoint.exists():
             self.load_state_dict(checkpoint.load(self.checkpoint))
             log.info("signvote: goes on after round %d of %s", self.round, self.checkpoint)
-        self.timeout = timeout
+        self.timeout, self._starting = timeout, True
         done = self.round
         result = super().start(
             grid,
@@ -195,7 +197,9 @@ class SignVote(Strategy):
         return [self._message(node, arrays, config, MessageType.TRAIN) for node in self._asked]
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        wanted = self.min_ballots if self.nodes else max(self.min_nodes, self.min_ballots)
+        """Those connected; the first round after a start waits for more of them."""
+        wanted = max(self.min_nodes, self.min_ballots) if self._starting else self.min_ballots
+        self._starting = False
         end = time.monotonic() + self.timeout
         while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < end:
             time.sleep(1)
