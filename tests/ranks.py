@@ -1,0 +1,170 @@
+"""Ranks of torch.distributed as processes, for the tests of the engine."""
+
+from __future__ import annotations
+
+import queue
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from signvote.engines.ddp import VoteState, vote_gradients, vote_hook
+from signvote.sim import Config
+from signvote.sim.population import Sampler, generator, split
+from signvote.sim.run import Run
+from signvote.tasks.task import Data, Task
+
+PATIENCE = 240.0  # seconds for a group of ranks
+
+
+def together(world: int, work: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
+    """What work(rank, world, *args) returns on each rank; None for one that died."""
+    context = mp.get_context("forkserver")  # which has imported torch once for all
+    context.set_forkserver_preload(["tests.ranks", "signvote.kernels.cpu", "torch.distributed.fsdp"])
+    answers = context.Queue()
+    meeting = folder / f"store-{time.monotonic_ns()}"
+    ranks = [
+        context.Process(target=_rank, args=(rank, world, str(meeting), work, args, answers), daemon=True)
+        for rank in range(world)
+    ]
+    found: dict[int, Any] = {}
+    try:
+        for process in ranks:
+            process.start()
+        deadline = time.monotonic() + PATIENCE
+        while len(found) < world and time.monotonic() < deadline:
+            try:
+                rank, ok, answer = answers.get(timeout=0.2)
+            except queue.Empty:
+                if any(p.is_alive() and r not in found for r, p in enumerate(ranks)):
+                    continue
+                break
+            assert ok, f"rank {rank}:\n{answer}"
+            found[rank] = answer
+        assert time.monotonic() < deadline, "the ranks hang"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+    return [found.get(rank) for rank in range(world)]
+
+
+def _rank(rank: int, world: int, meeting: str, work: Any, args: Any, answers: Any) -> None:
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+        answer = rank, True, work(rank, world, *args)
+    except BaseException:
+        answer = rank, False, traceback.format_exc()
+    answers.put(answer)
+    time.sleep(PATIENCE)  # others may still need this one's connections; whoever started it kills it
+
+
+# ---- what is trained ---------------------------------------------------------------------------------
+
+INPUTS, WIDTH, DEPTH, CLASSES = 20, 16, 12, 3
+
+
+def deep() -> nn.Module:
+    """Many small tensors of odd sizes: 26 of them, 4,000 coordinates."""
+    widths = [INPUTS, *(WIDTH + i % 5 for i in range(DEPTH)), CLASSES]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+@cache
+def task() -> Task:
+    points = torch.randn(400, INPUTS, generator=torch.Generator().manual_seed(1))
+    labels = (points[:, :CLASSES] + 0.3 * points[:, 3:6]).argmax(1)
+    data = Data(inputs=points, labels=labels)
+    return Task(name="points", train=data, test=data, model=deep)
+
+
+def config(rule: str, world: int, rounds: int, **more: Any) -> Config:
+    sizes = tuple(3 + 5 * (r % 3) for r in range(world))
+    settings = {"evaluate_every": rounds, "step": 3e-3, **more}
+    if rule == "it-signsgd":
+        settings["options"] = {"warmup": 5}
+    return Config(task="points", rule=rule, batch_sizes=sizes, rounds=rounds, seed=7, **settings)
+
+
+def fresh(config: Config) -> nn.Module:
+    """The model that the simulator starts from."""
+    torch.manual_seed(generator(config.seed, 0).initial_seed())
+    return task().model()
+
+
+def simulated(config: Config) -> list[int]:
+    """A checksum of the parameters after every round."""
+    torch.set_num_threads(1)
+    run, sums = Run(config, task()), []
+    for _ in range(config.rounds):
+        run.step()
+        sums.append(zlib.crc32(run.gradients.x.numpy().data))
+    return sums
+
+
+def checksum(model: nn.Module) -> int:
+    return zlib.crc32(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().data)
+
+
+def make_state(model: nn.Module, config: Config, rank: int, **more: Any) -> VoteState:
+    assert config.momentum is not None
+    assert config.zeros is not None
+    settings: dict[str, Any] = {"momentum": config.momentum, "zeros": config.zeros, "run": config.seed}
+    settings |= {"batch_size": config.batch_sizes[rank], "chunk": 1280, **config.options, **more}
+    return VoteState(model, config.rule, **settings)
+
+
+class Trainer:
+    """One rank's training: the batches and steps of the simulator's worker of the same number."""
+
+    def __init__(self, rank: int, config: Config, *, over_ddp: bool = True, **more: Any) -> None:
+        self.rank, self.config = rank, config
+        self.model = fresh(config)
+        parts = split(task().train.labels, config.workers, config.split, config.seed)
+        self.sampler = Sampler(parts, config.batch_sizes, config.seed)
+        self.net: nn.Module = self.model
+        if over_ddp:
+            self.net = DistributedDataParallel(self.model, bucket_cap_mb=1e-5)
+        self.state = make_state(self.net, config, rank, **more)
+        if isinstance(self.net, DistributedDataParallel):
+            self.net.register_comm_hook(self.state, vote_hook)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+
+    def loss(self, t: int) -> Tensor:
+        chosen = self.sampler.batch(self.rank, t - 1)
+        train = task().train
+        return task().loss(self.net(task().prepare(train.inputs[chosen])), train.labels[chosen])
+
+    def step(self) -> None:
+        t = self.state.round + 1
+        self.optimizer.param_groups[0]["lr"] = self.config.step_at(t)
+        self.optimizer.zero_grad()
+        self.loss(t).backward()  # type: ignore[no-untyped-call]
+        if self.net is self.model:
+            vote_gradients(self.state)
+        self.optimizer.step()
+
+    def train(self, rounds: int) -> list[int]:
+        """A checksum of the parameters after every round."""
+        sums = []
+        for _ in range(rounds):
+            self.step()
+            sums.append(checksum(self.model))
+        return sums
+
+
+def trained(rank: int, world: int, cases: Sequence[tuple[Config, dict[str, Any]]]) -> list[list[int]]:
+    """Each case in turn, by the same processes."""
+    return [Trainer(rank, config, **how).train(config.rounds) for config, how in cases]
