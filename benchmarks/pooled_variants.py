@@ -142,6 +142,8 @@ def main() -> None:
                 config = Config(task=task.name, model=options.model, rule=rule, mode=mode, seed=seed,
                                 options=settings, **shared)  # fmt: skip
                 result = train(config, task, Path(folder, str(number)), machine=machine, workshop=workshop)
+                if result["status"] != "done":
+                    break
                 found[name] = result["evaluations"]["accuracy"][-1]
                 path.write_text(json.dumps(found, indent=1))
     Console().print(_table(found, options.modes))

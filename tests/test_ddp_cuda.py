@@ -1,0 +1,97 @@
+"""The engine on a GPU: NCCL in a world of one, and gloo with gradients on the GPU. Runs where CUDA is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from signvote import Server, Worker
+from signvote.engines.ddp import VoteState, load, save, vote_gradients, vote_hook
+from tests.ranks import INPUTS, deep
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+ROUNDS, STEP = 12, 3e-3
+RULES = ("majority", "it-signsgd", "pooled", "known-batch", "robust")
+
+
+@pytest.fixture(params=["nccl", "gloo"])
+def alone(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A world of one."""
+    dist.init_process_group(request.param, init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield request.param
+    dist.destroy_process_group()
+
+
+def made() -> nn.Module:
+    torch.manual_seed(1)
+    return deep().cuda()
+
+
+def loss(model: nn.Module, t: int) -> Tensor:
+    random = torch.Generator().manual_seed(t)
+    x, y = torch.randn(8, INPUTS, generator=random).cuda(), torch.randint(3, (8,), generator=random).cuda()
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def trained(
+    rule: str, over_ddp: bool, rounds: int = ROUNDS, folder: Path | None = None, **how: Any
+) -> Tensor:
+    model = made()
+    net = DistributedDataParallel(model, bucket_cap_mb=1e-5) if over_ddp else model
+    state = VoteState(net, rule, batch_size=8, chunk=1280, **how)
+    if isinstance(net, DistributedDataParallel):
+        net.register_comm_hook(state, vote_hook)
+    scaler, optimizer = how.get("scaler"), torch.optim.SGD(model.parameters(), lr=STEP)
+    if folder and (found := load(folder, state)):
+        model.load_state_dict(found[0]["model"])
+    while state.round < rounds:
+        optimizer.zero_grad()
+        if scaler is None:
+            loss(net, state.round).backward()  # type: ignore[no-untyped-call]
+        else:
+            scaler.scale(loss(net, state.round)).backward()
+        if not over_ddp:
+            vote_gradients(state)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+    if folder:
+        save(folder, state, {"model": model.state_dict()})
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def by_one(rule: str) -> Tensor:
+    model = made()
+    worker = Worker(model, 0, momentum=0.9, batch_size=8)
+    server = Server(worker.layout, rule)
+    for t in range(1, ROUNDS + 1):
+        model.zero_grad()
+        loss(model, t - 1).backward()  # type: ignore[no-untyped-call]
+        worker.apply(server.decide(t, {0: worker.ballot(t)}), STEP)
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_on_the_gpu_as_by_worker_and_server(rule: str, alone: str) -> None:
+    wanted = by_one(rule)
+    for over_ddp in (True, False):
+        for overlap in (True, False):
+            assert torch.equal(trained(rule, over_ddp, overlap=overlap), wanted), (over_ddp, overlap)
+
+
+def test_a_checkpoint_and_amps_scaler(alone: str, tmp_path: Path) -> None:
+    wanted = trained("it-signsgd", True)
+    trained("it-signsgd", True, ROUNDS // 2, tmp_path / "saved")
+    assert torch.equal(trained("it-signsgd", True, folder=tmp_path / "saved"), wanted)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12, growth_interval=3)
+    assert torch.equal(trained("it-signsgd", True, scaler=scaler), wanted)
+    assert scaler.get_scale() > 2.0**12
