@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -217,7 +216,7 @@ def test_torchrun_starts_killed_ranks_again_and_the_example_goes_on(tmp_path: Pa
                 os.kill(victims[killed % len(victims)], signal.SIGKILL)
                 killed += 1
                 time.sleep(1)
-    assert run.wait(timeout=200) == 0, run.stderr and run.stderr.read()
+    assert run.wait(timeout=200) == 0, disturbed.with_suffix(".log").read_text()
     assert killed == 2
     for name in ("shared.safetensors", "worker-0.safetensors", "worker-1.safetensors"):
         files = [folder / "round-000100" / name for folder in (undisturbed, disturbed)]
@@ -240,15 +239,15 @@ def _command(folder: Path) -> list[str]:
     return [sys.executable, *launch, "examples/ddp_mnist.py", *flags]
 
 
-def _started(folder: Path) -> subprocess.Popen[str]:
+def _started(folder: Path) -> subprocess.Popen[bytes]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(_command(folder), cwd=ROOT, env=environment, **pipes)
+    with open(folder.with_suffix(".log"), "w") as log:
+        return subprocess.Popen(_command(folder), cwd=ROOT, env=environment, stdout=log, stderr=log)
 
 
 def _torchrun(folder: Path) -> None:
     run = _started(folder)
-    assert run.wait(timeout=200) == 0, run.stderr and run.stderr.read()
+    assert run.wait(timeout=200) == 0, folder.with_suffix(".log").read_text()
 
 
 def _round(folder: Path) -> int:

@@ -18,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -189,7 +190,7 @@ class VoteState:
         if ready is not None:
             assert self._stream is not None
             self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             at = self.shares.chunk(number)
             signal = self._signal[at]
             if self.scaler is not None:
@@ -292,9 +293,11 @@ class VoteState:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             segment = self._segments.get(id(parameter))
             if segment is not None:
-                flat = torch.zeros(segment.stop - segment.start, dtype=gradient.dtype, device=gradient.device)
-                backend(flat.device).step_(flat, decision, segment.start, -scale)
-                gradient.copy_(flat.view(segment.shape))
+                strided = not gradient.is_contiguous()
+                flat = gradient.new_zeros(segment.shape) if strided else gradient.zero_()
+                backend(flat.device).step_(flat.view(-1), decision, segment.start, -scale)
+                if strided:
+                    gradient.copy_(flat)
         self._resumed = time.perf_counter()
 
     # ---- who takes part --------------------------------------------------------------------------
