@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.flower_cluster import Cluster, cluster, free_port, wait_for, write_app
 
-NODES, SHORT, LONG = 3, 2, 8
+NODES, SHORT, LONG = 3, 2, 6
 OUT = Path(__file__).parent / "flower" / "cost.json"
 APPS = Path(__file__).parent / "flower_apps"
 WAYS = {"Flower alone": "idle.py", "votes": "cost.py", "FedAvg": "cost.py"}

@@ -37,10 +37,13 @@ K = 10
 WAYS: dict[str, list[dict[str, float]]] = {  # way -> settings tried
     "votes, each step": [{"step": 1e-3}, {"step": 3e-3}, {"step": 1e-2}],
     f"votes, {K} local steps": [
-        {"step": step, "rate": rate} for step in (3e-3, 1e-2) for rate in (0.05, 0.2)
+        {"step": 3e-3, "rate": 0.02},
+        {"step": 3e-3, "rate": 0.05},
+        {"step": 3e-3, "rate": 0.2},
+        {"step": 1e-2, "rate": 0.05},
     ],
     "FedAvg, each step": [{"rate": 0.1}, {"rate": 0.3}, {"rate": 1.0}],
-    f"FedAvg, {K} local steps": [{"rate": 0.05}, {"rate": 0.1}, {"rate": 0.3}],
+    f"FedAvg, {K} local steps": [{"rate": 0.1}, {"rate": 0.3}, {"rate": 0.6}],
 }
 ROUNDS = {"equal rounds": (100, 100), "equal bytes": (320, 10)}  # of votes, of FedAvg
 

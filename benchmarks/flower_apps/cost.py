@@ -26,8 +26,13 @@ def train(message: Message, context: Context) -> Message:
     task = load_task("mnist-10k")
     model = task.model()
 
+    draw = torch.Generator().manual_seed(
+        context.node_id >> 1
+    )  # equal replies would be stored, and counted, once
+    chosen = torch.randint(len(task.train), (64,), generator=draw)
+
     def loss(step: int) -> Tensor:
-        return task.loss(model(task.prepare(task.train.inputs[:64])), task.train.labels[:64])
+        return task.loss(model(task.prepare(task.train.inputs[chosen])), task.train.labels[chosen])
 
     if context.run_config["way"] == "votes":
         return vote(message, context, model, loss, batch_size=64)
