@@ -36,7 +36,7 @@ class Balancer:
     >>> balancer = Balancer(total=90, world=2, every=1)
     >>> balancer.observe([0.1, 0.8])             # seconds: the second is 8 times slower
     >>> balancer.sizes(1)
-    (80, 10)
+    (79, 11)
 
     """
 
@@ -155,7 +155,7 @@ def shared_out(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     """A total in whole parts proportional to weights, each at least 1: by largest remainders.
 
     >>> shared_out(10, [1, 1, 6])
-    (1, 2, 7)
+    (2, 2, 6)
     """
     spare = total - len(weights)
     exact = [spare * w / sum(weights) for w in weights]

@@ -30,10 +30,11 @@ class Shares:
 
     @classmethod
     def of(cls, size: int, world: int, chunk: int) -> Shares:
-        """Chunks of about so many coordinates."""
+        """Equal chunks of about so many coordinates at most, so that little is padded."""
         if chunk < WORD:
             raise ConfigError(f"chunk is {chunk}; it must be {WORD} coordinates or more")
-        return cls(size, world, words_for(-(-min(chunk, size) // world)))
+        chunks = -(-size // chunk)
+        return cls(size, world, -(-words_for(size) // (chunks * world)))
 
     @property
     def length(self) -> int:

@@ -43,7 +43,7 @@ from signvote.errors import ConfigError, EngineError, StateError
 from signvote.kernels import Planes, backend, words_for
 
 VERSION = 1
-CHUNK = 2**20  # coordinates that travel together
+CHUNK = 2**21  # coordinates that travel together
 COUNTS = ("mismatches", "cast", "differ", "common")  # of Evidence, as they are sent
 
 
