@@ -18,7 +18,7 @@ from tests.flower_apps.same import CONFIGS, TASK
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
-TWO_ACTORS = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2"
+TWO_ACTORS = "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=2"
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -57,8 +57,8 @@ def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
-        settings = ["-c", "rounds=8 local-steps=4 step=0.004", "--federation-config", TWO_ACTORS]
+        settings = ["-c", "rounds=5 local-steps=4 step=0.004", "--federation-config", TWO_ACTORS]
         printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings, seconds=150)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
-    assert len(accuracies) == 9, printed
-    assert accuracies[-1] > 0.6 > accuracies[0]
+    assert len(accuracies) == 6, printed
+    assert accuracies[-1] > accuracies[0] + 0.2, accuracies
