@@ -45,7 +45,10 @@ WAYS: dict[str, list[dict[str, float]]] = {  # way -> settings tried
     "FedAvg, each step": [{"rate": 0.1}, {"rate": 0.3}, {"rate": 1.0}],
     f"FedAvg, {K} local steps": [{"rate": 0.1}, {"rate": 0.3}, {"rate": 0.6}],
 }
-ROUNDS = {"equal rounds": (100, 100), "equal bytes": (320, 13)}  # of votes, of FedAvg; 5.03 MB and 5.35 MB per node
+ROUNDS = {
+    "equal rounds": (100, 100),
+    "equal bytes": (320, 13),
+}  # of votes, of FedAvg; 5.03 MB and 5.35 MB per node
 
 
 def cosine(first: float, rounds: int) -> Callable[[int], float]:
