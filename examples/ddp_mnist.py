@@ -1,6 +1,7 @@
 """Ordinary DDP training of a CNN on MNIST, with one bit per parameter each way. The changed lines have a (*).
 
     torchrun --nproc-per-node 2 examples/ddp_mnist.py
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or ranks that restart may look for those that died
     torchrun --nproc-per-node 4 --max-restarts 3 examples/ddp_mnist.py --checkpoints runs/ddp
 
 With a folder for checkpoints, ranks that died are started again by torchrun and go on where the last

@@ -240,7 +240,7 @@ def _command(folder: Path) -> list[str]:
 
 
 def _started(folder: Path) -> subprocess.Popen[bytes]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with open(folder.with_suffix(".log"), "w") as log:
         return subprocess.Popen(_command(folder), cwd=ROOT, env=environment, stdout=log, stderr=log)
 

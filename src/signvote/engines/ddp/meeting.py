@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,9 @@ class Meeting:
     def _missing(self) -> str:
         """Who did not come: whoever is alive gets the same error and says so in the store."""
         try:
-            store = PrefixStore(f"signvote/{self.stage}", dist.distributed_c10d._get_default_store())
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
+            name = f"signvote/{attempt}/{self.stage}"
+            store = PrefixStore(name, dist.distributed_c10d._get_default_store())
             store.set(str(self.rank), "here")
             deadline = time.monotonic() + min(GRACE, self.timeout)
             while True:
