@@ -1,7 +1,7 @@
 """Seconds per step, and to an accuracy, of DDP with several hooks: four hosts, links of several speeds.
 
-    python -m benchmarks.network                              # about half an hour; as root, on Linux
-    python -m benchmarks.network --links 100 --parts links    # one link speed alone, in a minute
+    python -m benchmarks.network                              # about an hour; as root, on Linux
+    python -m benchmarks.network --links 100 --parts links    # one link speed alone, in minutes
 
 Every host is a network namespace, joined to the others by a bridge in another one; each end of each link is
 shaped by tbf, so a host has the given speed up and down (0: not shaped). One process per host trains an MLP of
@@ -164,8 +164,6 @@ class Network:
 
     def build(self) -> None:
         """Make them."""
-        if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
-            raise Refused(f"`{missing[0]}` is missing; install iproute2")
         for name in (self.bridge, *self.names):
             run("ip", "netns", "add", name)
         run("ip", "-n", self.bridge, "link", "add", "bridge", "type", "bridge")
@@ -241,6 +239,8 @@ class Crew:
 @contextmanager
 def hosts(arguments: list[str]) -> Iterator[tuple[Network, Crew]]:
     """The network and its processes; nothing of them is left afterwards."""
+    if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
+        raise Refused(f"`{missing[0]}` is missing; install iproute2")
     network, crew = Network(), Crew()
     try:
         network.build()

@@ -1,6 +1,6 @@
 """One slow machine among four: equal batches against batches by speed.
 
-    python -m benchmarks.slow_rank                    # about ten minutes
+    python -m benchmarks.slow_rank                    # ten minutes, more on a busy machine
     python -m benchmarks.slow_rank --seeds 0 --rounds 20
 
 Four gloo ranks on loopback train the MNIST CNN with 256 samples a round, one thread each. The slowness is
@@ -209,12 +209,9 @@ def show(found: dict[str, Any]) -> Table:
     row("ratio", lambda f: f"{f['ratio']:.2f}")
     row("batch sizes at the end, by seed", lambda f: "; ".join(", ".join(map(str, s)) for s in f["sizes"]))
     row("rounds until settled, by seed", lambda f: ", ".join(map(str, f["settled"])))
-    for name, key in (
-        (f"accuracy % after {one['at_seconds'] / 2:.0f} s", "half"),
-        (f"accuracy % after {one['at_seconds']:.0f} s", "end"),
-        (f"accuracy % after {one['at_round']} rounds", "rounds"),
-    ):
-        row(name, lambda f, key=key: " / ".join(map(spread, f[key])))  # type: ignore[misc]
+    row("seconds of the shorter run, mean: T", lambda f: f"{f['at_seconds']:.0f}")
+    for name, key in (("T / 2", "half"), ("T", "end"), (f"{one['at_round']} rounds", "rounds")):
+        row(f"accuracy % after {name}", lambda f, key=key: " / ".join(map(spread, f[key])))  # type: ignore[misc]
     change = found["change"]
     table.add_section()
     was, now = (", ".join(map(str, sizes)) for sizes in change["sizes"])
