@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from signvote import StateError
-from signvote.engines.ddp import VoteState, load, save, vote_gradients
+from signvote.engines.ddp import VoteState, load, meeting, save, vote_gradients
 from signvote.errors import EngineError
 from tests.ranks import Trainer, checksum, config, simulated, together
 
@@ -87,7 +87,7 @@ def leaving(rank: int, world: int, how: str) -> str:
     if rank == 1 and how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:
-        time.sleep(20)
+        time.sleep(14)
         return "woke up"
     start = time.monotonic()
     with pytest.raises(EngineError) as error:
@@ -143,6 +143,7 @@ def test_a_world_of_another_size_goes_on(before: int, after: int, tmp_path: Path
 
 def killed_now_and_then(rank: int, world: int, attempt: int, rounds: int, folder: str) -> int | None:
     """Trains from the last checkpoint; until the last attempt one rank is killed, who and when is random."""
+    meeting.GRACE = 0.5  # not to wait 20 times for who is dead
     trainer = Trainer(rank, config("it-signsgd", world, rounds), timeout=10.0)
     if found := load(folder, trainer.state):
         trainer.model.load_state_dict(found[0]["model"])
