@@ -92,7 +92,7 @@ def leaving(rank: int, world: int, how: str) -> str:
     start = time.monotonic()
     with pytest.raises(EngineError) as error:
         trainer.train(1)
-    assert time.monotonic() - start < 40
+    assert time.monotonic() - start < 20
     return str(error.value)
 
 

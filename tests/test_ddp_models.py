@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,7 +107,7 @@ def by_one(world: int, dtype: torch.dtype, count: int) -> list[Array]:
     return arrays(model)
 
 
-CASES = [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 2)]
+CASES = [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 2), (torch.float16, 1), (torch.float64, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 def everything(rank: int, world: int) -> dict[Any, Any]:
     ways = [(*case, over_ddp) for case in CASES for over_ddp in (True, False)]
     found: dict[Any, Any] = {way: by_ranks(rank, world, *way) for way in ways}
-    return found | {work: globals()[work](rank, world) for work in ("with_scaler", "refusals", "unsent")}
+    return found | {
+        work: globals()[work](rank, world) for work in ("with_scaler", "refusals", "unsent", "in_a_group")
+    }
 
 
 @pytest.mark.slow
@@ -204,6 +207,21 @@ def test_what_is_not_supported_is_refused_before_training(answers: list[dict[Any
 def test_without_torch_distributed() -> None:
     with pytest.raises(ConfigError, match="call init_process_group before"):
         VoteState(nn.Linear(2, 2))
+
+
+def in_a_group(rank: int, world: int) -> list[int]:
+    """Each rank alone in a group of its own: nobody waits for the other."""
+    groups = [dist.new_group([r]) for r in range(world)]
+    model = made(torch.float32)
+    state = VoteState(model, "majority", group=groups[rank])
+    for t in range(1, 2 + rank):
+        backward(model, rank, t, 1, torch.float32)
+        vote_gradients(state)
+    return [state.meeting.world, state.round]
+
+
+def test_a_group_of_ones_own(answers: list[dict[Any, Any]]) -> None:
+    assert [answer["in_a_group"] for answer in answers] == [[1, 1], [1, 2]]
 
 
 def unsent(rank: int, world: int) -> Array:

@@ -65,7 +65,7 @@ class Encoder:
         check_number("round", round)
         if self.momentum:
             average = torch.zeros_like(gradient) if self.average is None else self.average
-            torch.lerp(average, gradient, 1 - self.momentum, out=gradient)
+            averaged_(gradient, average, self.momentum)
         signal = gradient if self.residual is None else gradient + self.residual
         planes, finite = pack_signs(signal, coin_for(self.zeros, self.run, round, self.worker_id))
         self.abstained = "" if finite else "non-finite gradient"
@@ -88,6 +88,11 @@ class Encoder:
             return Ballot(layout=self.layout, **who, **reason).to_bytes()  # type: ignore[arg-type]
         ballot = Ballot.cast(self.layout, planes.map(Tensor.cpu), **who)
         return (ballot if self.top is None else ballot.thinned()).to_bytes()
+
+
+def averaged_(gradient: Tensor, average: Tensor, momentum: float) -> None:
+    """M = beta m + (1 - beta) g, in place of the gradient; any part of a vector may be averaged by itself."""
+    torch.lerp(average, gradient, 1 - momentum, out=gradient)
 
 
 def _largest(signal: Tensor, share: float) -> Tensor:

@@ -172,7 +172,7 @@ class Server:
     def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
         """Chunk by chunk, so that little memory is needed beyond the ballots themselves."""
         n = self.layout.size
-        rule = self.rule if voters else Majority(self.layout)  # nobody voted: every tally is zero
+        rule = self.rule_for(len(voters))
         decision = empty_decision(n, coin)
         step = max(1, STACK_BYTES // (8 * max(1, len(voters)))) * WORD
         total: Evidence | None = None
@@ -183,6 +183,10 @@ class Server:
             total = seen if total is None else total + seen
         assert total is not None  # a layout has at least one coordinate
         return decision, total
+
+    def rule_for(self, voters: int) -> Rule:
+        """What decides so many votes: the rule; if nobody voted one that learns nothing, every tally being zero."""
+        return self.rule if voters else Majority(self.layout)
 
     def forget(self, worker: int) -> None:
         """Drop what is known of a worker that left for good."""

@@ -29,10 +29,11 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from signvote.core.ballot import REASONS
 from signvote.core.bits import Zeros, coin_for, pack_signs
+from signvote.core.encoder import NON_FINITE, averaged_
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
-from signvote.core.rules import Majority
 from signvote.core.server import RoundReport, Server, check_state
 from signvote.core.trust import Evidence, State
 from signvote.core.vote import Votes
@@ -196,7 +197,7 @@ class VoteState:
             if self.scaler is not None:
                 signal.mul_(1 / self.scaler.get_scale())
             if self.average is not None:
-                torch.lerp(self.average[at], signal, 1 - self.momentum, out=signal)
+                averaged_(signal, self.average[at], self.momentum)
             coin = coin_for(self.server.zeros, self.server.run, self.round + 1, self.worker_id)
             planes, finite = pack_signs(signal, coin and coin.after(at.start))
             self._finite.append(finite)
@@ -222,7 +223,7 @@ class VoteState:
         voters = [rank for rank in self._order if told[rank][1]]
         evidence = self._vote(voters, told)
         decision, evidence = self._share(evidence)
-        abstained = {self._ids[r]: "non-finite gradient" for r in self._order if r not in voters}
+        abstained = {self._ids[r]: REASONS[NON_FINITE] for r in self._order if r not in voters}
         self.server.learn(self.round + 1, evidence, abstained)
         self.meeting.stage = f"round {self.round + 1}"
         if finite and self.average is not None:
@@ -250,8 +251,8 @@ class VoteState:
         return told
 
     def _vote(self, voters: list[int], told: list[list[int]]) -> Evidence:
-        """Decide this rank's pieces; as in `Server`, without a voter every tally is zero."""
-        rule = self.server.rule if voters else Majority(self.layout)
+        """Decide this rank's pieces."""
+        rule = self.server.rule_for(len(voters))
         coin = coin_for(self.server.zeros, self.server.run, self.round + 1)
         total: Evidence | None = None
         for number in range(self.shares.chunks):
