@@ -23,7 +23,7 @@ bench: $(READY)  ## kernels against copy speed, as ratios
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,flower]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,tensorboard]"
 	@touch $(READY)
 
 clean:  ## remove the environment and every cache
