@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(READY)  ## the paper's comparison on the bundled data
 	@echo "Comparing three rules, 15 workers, equal batches and very unequal ones, 3 seeds: about 2 minutes."
@@ -20,6 +20,10 @@ lint: $(READY)  ## style, formatting, types
 bench: $(READY)  ## kernels against copy speed, as ratios
 	$(BIN)/signvote bench kernels
 
+docs: $(READY)  ## this documentation as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html; to search in it, too: $(BIN)/python -m http.server --directory site"
+
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."
 	$(PYTHON) -m venv .venv
@@ -27,5 +31,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 clean:  ## remove the environment and every cache
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

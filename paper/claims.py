@@ -11,16 +11,15 @@ accuracy of a run and its best are looked at, because with a constant step the l
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 
-from signvote.report.groups import Group, Results, groups, measured, spread_of, unique
+from signvote.report.groups import Group, groups, measured, spread_of, unique
+from signvote.sim.results import Results, read
 
 PLAIN = "majority"
 EQUAL = 0.002  # accuracies so close are called equal
@@ -152,7 +151,7 @@ def main() -> None:
     """Print the report of a results file."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m paper.claims RESULTS.json")
-    sys.stdout.write(report(json.loads(Path(sys.argv[1]).read_text("utf-8"))))
+    sys.stdout.write(report(read(sys.argv[1])))
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ seeds and, if there are several, their spread.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from paper.claims import table as markdown
 from signvote.sim.lengths import unpack
+from signvote.sim.results import read
 
 Run = dict[str, Any]
 Key = Callable[[Run], Hashable | None]
@@ -241,7 +240,7 @@ def main() -> None:
     """Print the tables of a results file."""
     if len(sys.argv) != 3 or sys.argv[1] not in TABLES:
         sys.exit(f"usage: python -m paper.tables {{{','.join(TABLES)}}} RESULTS.json")
-    runs = [r for r in json.loads(Path(sys.argv[2]).read_text("utf-8"))["runs"] if r["status"] == "done"]
+    runs = [r for r in read(sys.argv[2])["runs"] if r["status"] == "done"]
     sys.stdout.write(TABLES[sys.argv[1]](runs) + "\n")
 
 

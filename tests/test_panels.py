@@ -10,10 +10,12 @@ import pytest
 
 from signvote.report import figure, markdown, page, table, write
 from signvote.report.groups import band, groups
-from signvote.report.panels import Fall, arranged, lowest
+from signvote.report.marks import COLOURS, DASHES, marks_of
+from signvote.report.panels import Fall, apart, arranged, lowest
 from signvote.sim.lengths import pack
 from tests.test_report import (
     BROWSER,
+    TRY,
     N,
     Results,
     Run,
@@ -78,6 +80,33 @@ def test_many_rules_of_one_mode_stay_in_one_panel_and_of_one_recipe_are_named_wi
     assert len(set(looks)) == 9, "more curves than colours"
 
 
+RIVALS = ("majority", "pooled", "known-batch", "agreement", "robust", "oracle", "it-signsgd")
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        [
+            *((rule, "tuned") for rule in RIVALS),
+            *((rule, "paper") for rule in RIVALS),
+        ],  # as in paper/rules-mnist
+        [("majority", f"recipe-{i}") for i in range(42)],  # all dashed, if they could
+        [(f"rule-{i}", "tuned") for i in range(36)] + [("oracle", f"recipe-{i}") for i in range(6)],
+    ],
+)
+def test_no_two_curves_look_alike_while_there_are_colours_and_dashes(curves: list[tuple[str, str]]) -> None:
+    found = groups(results_of(*(made_up_run(rule, recipe=recipe) for rule, recipe in curves)))
+    marks = marks_of(found, by_curve=True)
+    looks = {(marks.colour(group), marks.dash(group)) for group in found}
+    assert len(looks) == len(curves) <= len(COLOURS) * len(DASHES)
+
+
+def test_of_too_many_curves_some_look_alike() -> None:
+    rules = [f"rule-{i}" for i in range(len(COLOURS) * len(DASHES) + 1)]
+    marks = marks_of(groups(results_of(*map(made_up_run, rules))), by_curve=True)
+    assert (marks.colours[rules[-1]], marks.dashes[rules[-1]]) == (COLOURS[0], ())
+
+
 def test_tasks_have_panels_and_frames_of_their_own() -> None:
     hard = [r | {"config": {**r["config"], "task": "hard"}} for r in the_papers_figure()["runs"][8:]]
     panels, _ = arranged(groups(results_of(*the_papers_figure()["runs"], *hard)))
@@ -123,20 +152,36 @@ def test_where_nothing_collapsed_everything_after_round_0_is_in_the_frame() -> N
     assert panel.frame[0] < 0.1, "nobody else is there to be pressed together"
 
 
-def test_the_mark_is_drawn(tmp_path: Path) -> None:
+def test_the_mark_is_drawn_and_told_of_below_its_panel(tmp_path: Path) -> None:
     from matplotlib.axes import Axes
 
-    with mock.patch.object(Axes, "annotate", autospec=True, side_effect=Axes.annotate) as annotate:
-        figure(the_papers_figure(), tmp_path / "figure.png")
-    assert [call.args[1] for call in annotate.call_args_list] == ["down to 11 % (1 of 2 seeds)"]
+    with mock.patch.object(Axes, "legend", autospec=True, side_effect=Axes.legend) as legend:
+        figure(the_papers_figure(), tmp_path / "figure.svg")
+    (call,) = legend.call_args_list
+    axes = call.args[0]
+    marks, texts = axes.get_legend_handles_labels()
+    assert texts == ["it-signsgd, paper recipe: down to 11 % (1 of 2 seeds)"]
+    assert [mark.get_marker() for mark in marks] == ["v"]
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "where no curve is"
+
+
+def test_marks_of_the_same_round_lie_side_by_side() -> None:
+    assert apart([500, 750, 500, 510, 524], 25) == [500, 750, 525, 560, 599]
+    assert apart([], 25) == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
-def test_a_panel_for_each_mode_works_in_a_browser(tmp_path: Path) -> None:
+def test_a_panel_for_each_mode_works_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = 'const told = (s) => [...document.querySelectorAll(s)].map((e) => e.textContent || e.getAttribute("fill"));'
+    looked = f'try {{ {told} seen.falls = told("polygon.fall, .legend small");'
+    monkeypatch.setattr("tests.test_report.TRY", TRY.replace("try {", looked, 1))
     seen = tried_in_a_browser(the_papers_figure(), tmp_path)
     assert seen["errors"] == []
     assert (seen["curves"], seen["buttons"], seen["others"], seen["back"]) == (16, 16, 15, 16)
+    assert seen["falls"] == [COLOURS[1], "\u25bc down to 11 % (1 of 2 seeds)"], (
+        "the triangle, then the legend"
+    )
 
 
 def test_a_band_never_goes_beyond_the_seeds() -> None:

@@ -108,8 +108,10 @@ def test_states_of_another_kind_run_or_zero_rule_are_refused() -> None:
         Server(LAYOUT, run=1, zeros="abstain").load_state_dict(state)
     with pytest.raises(StateError, match="state has kind 'worker'; wanted 'server'"):
         Server(LAYOUT, run=1).load_state_dict({**state, "kind": "worker"})
-    with pytest.raises(StateError, match="state has version 2; wanted 1"):
-        Server(LAYOUT, run=1).load_state_dict({**state, "version": 2})
+    with pytest.raises(
+        StateError, match="a server's state: format 3 is a later signvote's; this one reads up to 2"
+    ):
+        Server(LAYOUT, run=1).load_state_dict({**state, "version": 3})
     with pytest.raises(StateError, match="rule 'pooled' cannot be loaded into rule 'majority'"):
         Server(LAYOUT, "majority", run=1).load_state_dict(state)
 

@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_run_is_refused(digits: Task, tmp_path: Path) ->
     train(small(rounds=2), digits, tmp_path)
     with pytest.raises(StateError, match="the checkpoint is of another run: rounds 2 instead of 3"):
         train(small(rounds=3), digits, tmp_path, resume=True)
-    with pytest.raises(StateError, match="not a state of a run"):
+    with pytest.raises(StateError, match="state has kind 'server'; wanted 'run'"):
         Run(small(), digits).load_state_dict({"kind": "server"})
 
 

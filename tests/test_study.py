@@ -18,8 +18,9 @@ from paper.claims import Lead, leads, report, verdicts
 from signvote import ConfigError
 from signvote.report.groups import groups
 from signvote.sim import Config
-from signvote.sim.compare import _earlier, compare, in_order, name_of, names_of
+from signvote.sim.compare import compare, in_order, name_of, names_of
 from signvote.sim.lengths import pack, unpack
+from signvote.sim.results import current, read
 from signvote.sim.study import read_study
 from tests.test_package import command
 from tests.test_report import made_up_run, results_of
@@ -166,7 +167,7 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     first = command("study", str(path), "--jobs", "1", "--only", "pooled")
     assert first.returncode == 0, first.stderr
     assert {f.name for f in out.iterdir()} == {
-        "figure.png", "figure.svg", "report.html", "results.json", "results.md", "runs",
+        "figure.png", "figure.svg", "report.html", "results.csv", "results.json", "results.md", "runs",
     }  # fmt: skip
     assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
     shutil.rmtree(out / "runs")
@@ -226,16 +227,29 @@ def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results_of(*runs)))
     seen: list[tuple[int, int, float]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
-    assert results["runs"] == json.loads(json.dumps([runs[1], runs[0], runs[2]]))
+    kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
+    assert results["runs"] == json.loads(json.dumps(kept))
     assert results["command"].splitlines() == ["signvote compare --task mnist-10k", "new"]
     assert seen == [(0, config.rounds, runs[1]["evaluations"]["accuracy"][-1])]
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7, "runs": []}', '{"format": 1, "runs": 3}'])
-def test_a_results_file_that_is_none(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no results file of signvote: Expecting value"),
+        ("[]", "is no results file"),
+        ("{}", "format is None, which signvote never wrote"),
+        (
+            '{"format": 7, "runs": []}',
+            "format 7 is a later signvote's; this one reads up to 2: install a later",
+        ),
+        ('{"format": 1, "runs": 3}', "'runs' is no list"),
+    ],
+)
+def test_a_results_file_that_is_none(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"results.json holds no results of format 1; choose another --out"):
+    with pytest.raises(ConfigError, match=rf"results.json.*{why}.*; choose another --out, or remove it"):
         compare([small()], tmp_path)
 
 
@@ -314,4 +328,4 @@ def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> 
     runs = [{"config": c, "status": "done"} for c in (older, strange)]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"format": 1, "command": "", "runs": runs}))
-    assert [run["config"] for run in _earlier(path)["runs"]] == [config, strange]
+    assert [run["config"] for run in read(path)["runs"]] == [config, strange]

@@ -80,7 +80,9 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"runs": [run("majority", 0.8), run() | {"status": "interrupted"}]}))
+    path.write_text(
+        json.dumps({"format": 1, "runs": [run("majority", 0.8), run() | {"status": "interrupted"}]})
+    )
     monkeypatch.setattr(sys, "argv", ["tables", "labels", str(path)])
     tables.main()
     assert "majority" in capsys.readouterr().out

@@ -61,7 +61,7 @@ def kernels(
             bar = progress.add_task("timing", total=len(cases))
             for case in cases:
                 progress.update(bar, description="N = {:,}, M = {}, {} threads".format(*case))
-                timings += _time_case(*case, repeats)
+                timings += time_case(*case, repeats)
                 progress.advance(bar)
     finally:
         torch.set_num_threads(before)
@@ -83,20 +83,21 @@ def check_sizes(out: Path, **sizes: tuple[int, ...]) -> None:
         raise ConfigError(f"{out.parent} is no folder to write {out.name} into")
 
 
-def _time_case(n: int, m: int, threads: int, repeats: int) -> list[Timing]:
+def time_case(n: int, m: int, threads: int, repeats: int, *, textbook: bool = True) -> list[Timing]:
+    """Every kernel at one size; the textbook way beside it where one thread is asked for."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, generator=generator)
     target = torch.empty_like(x)
     small = min(n, TEXTBOOK_COORDINATES)
     signs = torch.randint(-(2**63), 2**63 - 1, (m, words_for(n)), generator=generator)
-    ours, textbook = _ours(x, signs), _textbook(x[:small], m)
+    ours, slow_ways = _ours(x, signs), _textbook(x[:small], m) if textbook and threads == 1 else {}
     timings = []
     for name, work in ours.items():
         seconds, copy = _fastest([work, lambda: target.copy_(x)], repeats)
         slow = None
-        if name in textbook and threads == 1:
-            slow = _fastest([textbook[name]], 2)[0] / small * n / copy
+        if name in slow_ways:
+            slow = _fastest([slow_ways[name]], 2)[0] / small * n / copy
         aim = TARGETS.get(name) if (m, threads) == (15, 1) else None
         timings.append(
             Timing(

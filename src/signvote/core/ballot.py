@@ -35,7 +35,8 @@ from signvote.kernels import Planes
 
 MAGIC, VERSION = b"SVOT", 1
 HEADER = struct.Struct("<4s4BQ16s3Q2I")
-REASONS = {0: "", 1: "non-finite gradient"}  # why a worker abstains for a whole round
+NON_FINITE = 1
+REASONS = {0: "", NON_FINITE: "non-finite gradient"}  # why a worker abstains for a whole round
 
 
 class Kind(IntEnum):

@@ -21,7 +21,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SERVER = 2**64 - 1  # the server's own worker id: it signs decisions, and its coin breaks ties
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_WORD = 2**64 - 1
+_ONES = 2**64 - 1
 
 
 def check_zeros(zeros: str) -> None:
@@ -48,14 +48,14 @@ def coin_for(zeros: Zeros, run: int, round: int, worker: int = SERVER) -> Coin |
         return None
     key = 0
     for part in (run, round, worker):
-        key = _mix((key + part + reference.WEYL) & _WORD)
+        key = _mix((key + part + reference.WEYL) & _ONES)
     return Coin(key)
 
 
 def _mix(z: int) -> int:
     """splitmix64's finaliser: every bit of z reaches every bit of the result."""
     for by, factor in reference.MIX:
-        z = ((z ^ (z >> by)) * factor) & _WORD
+        z = ((z ^ (z >> by)) * factor) & _ONES
     return z ^ (z >> 31)
 
 

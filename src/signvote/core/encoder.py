@@ -13,13 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import Ballot, Kind
+from signvote.core.ballot import NON_FINITE, REASONS, Ballot, Kind
 from signvote.core.bits import Zeros, bytes_for, check_number, check_zeros, coin_for, pack_signs, unpack_signs
 from signvote.core.layout import Layout
 from signvote.errors import ConfigError
 from signvote.kernels import Planes
-
-NON_FINITE = 1  # key of ballot.REASONS
 
 
 class Encoder:
@@ -45,8 +43,7 @@ class Encoder:
         check_number("run", run)
         if not 0 <= worker_id < 2**64 - 1:
             raise ConfigError(f"worker_id is {worker_id}; it must lie in 0..2^64-2")
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"momentum is {momentum}; it must lie in [0, 1)")
+        check_momentum(momentum)
         if not 0 <= batch_size < 2**32:
             raise ConfigError(f"batch_size is {batch_size}; it must lie in 0..2^32-1")
         if top is not None and not 0 < top <= 1:
@@ -68,7 +65,7 @@ class Encoder:
             averaged_(gradient, average, self.momentum)
         signal = gradient if self.residual is None else gradient + self.residual
         planes, finite = pack_signs(signal, coin_for(self.zeros, self.run, round, self.worker_id))
-        self.abstained = "" if finite else "non-finite gradient"
+        self.abstained = "" if finite else REASONS[NON_FINITE]
         if not finite:
             return None
         if self.momentum:
@@ -90,8 +87,14 @@ class Encoder:
         return (ballot if self.top is None else ballot.thinned()).to_bytes()
 
 
+def check_momentum(momentum: float) -> None:
+    """Raise unless 0 <= momentum < 1."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"momentum is {momentum}; it must lie in [0, 1)")
+
+
 def averaged_(gradient: Tensor, average: Tensor, momentum: float) -> None:
-    """M = beta m + (1 - beta) g, in place of the gradient; any part of a vector may be averaged by itself."""
+    """Put beta m + (1 - beta) g in place of the gradient g; any part of a vector may be averaged by itself."""
     torch.lerp(average, gradient, 1 - momentum, out=gradient)
 
 

@@ -23,7 +23,7 @@ from signvote.core.bits import check_number, coin_for
 from signvote.core.trust import CountTrust, Evidence, PairCounts, State
 from signvote.core.vote import LARGEST, Votes
 from signvote.errors import ConfigError
-from signvote.kernels import WORD, backend, upload
+from signvote.kernels import WORD, backend, upload, words_for
 from signvote.kernels.reference import chances
 
 Groups = Sequence[tuple[int, int]]  # ranges of coordinates
@@ -74,7 +74,7 @@ class Sample:
         device = votes.planes.signs.device
         key = votes.first, votes.n, device
         if key not in self._known:
-            first, count = votes.first // WORD, -(-votes.n // WORD)
+            first, count = votes.first // WORD, words_for(votes.n)
             words = (chances(self._key.after(first), count) < self.share).nonzero()[:, 0]
             at = (first + words) * WORD
             found: list[tuple[Tensor | slice, int]] = []

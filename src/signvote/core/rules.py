@@ -80,6 +80,7 @@ class Pooled(WeightedRule):
         return capped(fixed_point(scaled(llr_weights(p, max_llr=self.max_llr))), self.cap)
 
     def identity(self) -> State:
+        """See Rule; counts by tensor do not fit a rule that counts by worker."""
         return super().identity() | {"groups": len(self.groups)}
 
 
@@ -122,6 +123,7 @@ class Agreement(WeightedRule):
         return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        """See Rule; evidence holds all pairs of workers, too."""
         seen = super().vote(out, votes, coin)
         pairs = backend(votes.planes.signs.device).disagreements(votes.planes, votes.n)
         return replace(seen, differ=pairs[0], common=pairs[1])
@@ -183,10 +185,12 @@ class Robust(WeightedRule):
         return torch.where((shared > 0).any(0), shared, plain)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        """See Rule; evidence holds the pairs of workers, too, on the sample."""
         pairs = self.sample.pairs(votes)
         return replace(super().vote(out, votes, coin), differ=pairs[0], common=pairs[1])
 
     def identity(self) -> State:
+        """See Pooled."""
         return super().identity() | {"groups": len(self.groups)}
 
 

@@ -13,12 +13,13 @@ from signvote.core.rule import Rule
 from signvote.core.rules import Majority, make_rule
 from signvote.core.trust import Evidence, State
 from signvote.core.vote import Votes, empty_decision
-from signvote.errors import BallotError, ConfigError, StateError
+from signvote.errors import BallotError, ConfigError
+from signvote.formats import check_state, upgraded
 from signvote.kernels import WORD, Coin, Planes
 
 Ballots = Mapping[int, bytes] | Iterable[tuple[int, bytes]]
 
-VERSION = 1
+VERSION = 2
 STACK_BYTES = 2**22  # ballots are stacked and decided in chunks of about this size
 
 
@@ -211,15 +212,19 @@ class Server:
 
         If several owned a part of the coordinates each: from the states of all of them.
         """
-        check_state(state, kind="server", version=VERSION, run=self.run, zeros=self.zeros)
+        check_state(state, kind="server", run=self.run, zeros=self.zeros)
+        states = [
+            upgraded(each, "a server's state", VERSION, {1: _owning_ranges}) for each in (state, *parts)
+        ]
         self._arriving = None
-        self.rule.load_state_dict(state["rule"], *(part["rule"] for part in parts))
+        self.rule.load_state_dict(*(each["rule"] for each in states))
         self.last_round = state["last_round"]
         self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
 
 
-def check_state(state: State, **wanted: object) -> None:
-    """Raise unless the state has these values, naming both."""
-    for what, value in wanted.items():
-        if state.get(what) != value:
-            raise StateError(f"state has {what} {state.get(what)!r}; wanted {value!r}")
+def _owning_ranges(state: State) -> State:
+    """From format 1, in which `it-signsgd` owned one shard; now a rule may own several ranges."""
+    rule = dict(state["rule"])
+    if "shard" in rule:
+        rule["ranges"] = [rule.pop("shard")]
+    return {**state, "rule": rule}

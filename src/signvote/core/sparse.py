@@ -20,7 +20,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def rice_parameter(n: int, count: int) -> int:
-    """K = floor(log2(n / count)): the remainder's bits, at `count` indices below n."""
+    """Bits of a remainder, k = floor(log2(n / count)), at `count` indices below n."""
     return (n // count).bit_length() - 1
 
 

@@ -94,7 +94,7 @@ def weighted_bound(crossover: Floats) -> float:
 
 
 def batch_crossover(signal_to_noise: float, batch_size: float) -> float:
-    """P of a worker that averages B samples: Phi(-sqrt(B) mu / sigma) for Gaussian gradient noise.
+    """The p of a worker that averages B samples: Phi(-sqrt(B) mu / sigma) for Gaussian gradient noise.
 
     Args:
         signal_to_noise: |mu| / sigma of one sample's gradient at this coordinate.

@@ -106,7 +106,7 @@ class CountTrust:
         self._counts: dict[int, Tensor] = {}  # worker -> (2, groups) float64: mismatches, cast
 
     def crossover(self, workers: Sequence[int]) -> Tensor:
-        """P of these workers, (workers, groups) float64."""
+        """The p of these workers, (workers, groups) float64."""
         nothing = torch.zeros(2, self.groups, dtype=torch.float64)
         known = sum(self._counts.values(), nothing)
         average = torch.where(known[1] > 0, known[0] / known[1], PRIOR)
@@ -202,7 +202,7 @@ class CoordinateTrust:
         )
 
     def crossover(self, worker: int) -> Tensor:
-        """P of one worker at every coordinate, (n,) float64; 1/2 before its first round."""
+        """The p of one worker at every coordinate, (n,) float64; 1/2 before its first round."""
         rounds = self._rounds.get(worker, 0)
         if not rounds:
             return torch.full((self.n,), 0.5, dtype=torch.float64)
@@ -302,7 +302,7 @@ class AgreementTrust(PairCounts):
         super().__init__(1, forgetting)
 
     def crossover(self, workers: Sequence[int]) -> Tensor:
-        """P of these workers, (workers,) float64."""
+        """The p of these workers, (workers,) float64."""
         if any(w not in self.index for w in workers):
             known = [w for w in workers if w in self.index]
             p = dict(zip(known, self.crossover(known).tolist(), strict=True)) if known else {}
@@ -314,7 +314,7 @@ class AgreementTrust(PairCounts):
 
 
 def agreement_crossover(agreement: Tensor) -> Tensor:
-    """P of each worker from C_ij = mean of Y_i Y_j, (workers, workers); the diagonal is ignored.
+    """The p of each worker from C_ij = mean of Y_i Y_j, (workers, workers); the diagonal is ignored.
 
     Fewer than three workers cannot be told apart: all get the prior. A pair that never met is NaN
     in C and left out; a worker with no usable pair gets 1/2, which is no vote.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.ballot import Ballot
-from signvote.core.bits import plane_to_bytes, unpack_signs
+from signvote.core.bits import bytes_for, plane_to_bytes, unpack_signs
 from signvote.kernels import WORD, Coin, Planes, words_for
 from signvote.kernels.reference import coin_words
 
@@ -75,7 +75,7 @@ class Votes:
         signs = torch.zeros(shape, dtype=torch.int64)
         partial = any(b.support is not None for b in ballots)
         support = torch.zeros(shape, dtype=torch.int64) if partial else None
-        at = slice(first // 8, -(-(first + n) // 8))
+        at = slice(first // 8, bytes_for(first + n))
         for m, ballot in enumerate(ballots):
             plane_to_bytes(signs[m], n)[:] = ballot.signs[at]
             if support is not None and ballot.support is not None:
@@ -106,7 +106,9 @@ def empty_decision(n: int, coin: Coin | None, device: torch.device | str = "cpu"
 
 
 def tally(votes: Votes, weights: Tensor) -> Tensor:
-    """sum_m w[m] Y[m,n], exact integers: tallies of servers in a tree simply add.
+    """sum_m w[m] Y[m,n], exact integers: tallies of servers in a tree simply add, and `decide` ends it.
+
+    A single server has no tally in memory: its kernels add, decide and count in one pass.
 
     Args:
         votes: Y in {-1, +1}, or 0 where a worker abstains.

@@ -14,9 +14,9 @@ from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoder
 from signvote.core.layout import Layout, trainable
-from signvote.core.server import check_state
 from signvote.core.trust import State
 from signvote.errors import BallotError, ConfigError
+from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
 
 VERSION = 1
@@ -96,7 +96,7 @@ class Worker:
         return self._flat
 
     def apply(self, decision: bytes, step: float) -> None:
-        """X <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.
+        """Step x <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
         """
@@ -121,7 +121,7 @@ class Worker:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same worker, run and layout."""
-        check_state(state, **self._identity())
+        check_state(upgraded(state, "a worker's state", VERSION), **self._identity())
         self.applied_round = state["applied_round"]
         self.encoder.average = _copy(state["average"])
         self.encoder.residual = _copy(state.get("residual"))
@@ -140,7 +140,10 @@ class Worker:
 def apply_decision(
     parameters: Mapping[str, Tensor], decision: Ballot, step: float, decay: float = 0.0
 ) -> None:
-    """X <- (1 - step * decay) x - step * decision (paper, eq. 5), on tensors of any stride, in row-major order."""
+    """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5).
+
+    Tensors may have any stride; coordinates are counted in row-major order.
+    """
     planes = decision.planes()
     for segment in decision.layout.segments:
         if decay:
@@ -149,6 +152,7 @@ def apply_decision(
 
 
 def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None:
+    """One parameter, whose decision starts at coordinate `begin`."""
     flat = parameter.detach().contiguous().view(-1)
     backend(flat.device).step_(flat, decision.map(lambda p: p.to(flat.device)), begin, step)
     if not parameter.is_contiguous():

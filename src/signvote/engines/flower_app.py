@@ -1,4 +1,7 @@
-"""Writes a Flower app to start from: a copy of the folder `flower_mnist`, whose files end in .txt here."""
+"""Writes a Flower app to start from: a copy of the folder `flower_mnist`, whose files end in .txt here.
+
+Not part of the package `flower`, because it needs no flwr.
+"""
 
 from __future__ import annotations
 

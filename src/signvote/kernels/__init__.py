@@ -39,7 +39,7 @@ class Planes(NamedTuple):
 class Coin(NamedTuple):
     """A fair bit for every coordinate, a pure function of key and coordinate."""
 
-    key: int  # from `signvote.core.bits.coin_key`
+    key: int  # of `signvote.core.bits.coin_for`
     first: int = 0  # the coordinate that bit 0 of a plane belongs to
 
     def after(self, n: int) -> Coin:
@@ -59,8 +59,12 @@ class Coins(NamedTuple):
         known = [coin for coin in coins if coin is not None]
         if not known:
             return None
-        keys = [coin.key - ((coin.key & 2**63) << 1) for coin in known]
-        return cls(upload(torch.tensor(keys), device), known[0].first)
+        return cls(upload(torch.tensor([signed(coin.key) for coin in known]), device), known[0].first)
+
+
+def signed(word: int) -> int:
+    """A uint64 as the int64 of the same bits, as torch wants it."""
+    return (word & (2**64 - 1)) - ((word & 2**63) << 1)
 
 
 class CoordinateWeights(NamedTuple):
@@ -157,9 +161,14 @@ def _fastest(device: torch.device) -> str:
     return "cpu" if device.type == "cpu" else "reference"
 
 
-def backend(device: torch.device | str) -> Backend:
-    """The kernels for a device; SIGNVOTE_KERNELS=reference forces the plain ones."""
+def backend_name(device: torch.device | str) -> str:
+    """Which kernels a device gets; SIGNVOTE_KERNELS=reference forces the plain ones."""
     name = os.environ.get("SIGNVOTE_KERNELS") or _fastest(torch.device(device))
     if name not in BACKENDS:
         raise ConfigError(f"SIGNVOTE_KERNELS is {name!r}; it must be one of {', '.join(BACKENDS)}, or unset")
-    return cast(Backend, import_module(f"signvote.kernels.{name}"))
+    return name
+
+
+def backend(device: torch.device | str) -> Backend:
+    """The kernels for a device."""
+    return cast(Backend, import_module(f"signvote.kernels.{backend_name(device)}"))

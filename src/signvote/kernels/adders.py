@@ -15,21 +15,21 @@ from __future__ import annotations
 import numpy as np
 
 from signvote.kernels.lanes import popcount
-from signvote.kernels.words import BLOCK, ONES, ZERO, compiled, inlined, inside, toss_
+from signvote.kernels.words import BLOCK, ONES, ZERO, Array, Word, Words, compiled, inlined, inside, toss_
 
 COLUMNS = 56  # binary digits of the largest tally; column k has rows 2 k and 2 k + 1
 SPARE = 2 * COLUMNS  # two rows for carries on their way
 
 
 @inlined
-def _place(held, k):  # type: ignore[no-untyped-def]
+def _place(held: Array, k: int) -> int:
     """The row for a plane that column k gains: its free slot, or a spare row if it holds two."""
     return 2 * k + held[k] if held[k] < 2 else SPARE + (k & 1)
 
 
 @inlined
-def _full_add_(a, b, b_flip, c, c_flip, carry):  # type: ignore[no-untyped-def]
-    """a, carry <- the two binary digits of a + b + c; b and c may be inverted."""
+def _full_add_(a: Words, b: Words, b_flip: Word, c: Words, c_flip: Word, carry: Words) -> None:
+    """Set a, carry <- the two binary digits of a + b + c; b and c may be inverted."""
     for j in range(BLOCK):
         x, y, z = a[j], b[j] ^ b_flip, c[j] ^ c_flip
         carry[j] = (x & y) | ((x ^ y) & z)
@@ -37,7 +37,7 @@ def _full_add_(a, b, b_flip, c, c_flip, carry):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _gain_(planes, held, k, row):  # type: ignore[no-untyped-def]
+def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
     """Column k gains the plane in row `row`, which lies at _place(held, k)."""
     while held[k] == 2:
         carry = _place(held, k + 1)
@@ -49,7 +49,7 @@ def _gain_(planes, held, k, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _tally_(planes, held, votes, digit, at):  # type: ignore[no-untyped-def]
+def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> None:
     """Columns <- sum over digits of 2^k (1 + Y) when everybody voted."""
     i = 0
     while i < len(digit):
@@ -74,7 +74,7 @@ def _tally_(planes, held, votes, digit, at):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _tally_partial_(planes, held, votes, support, digit, at):  # type: ignore[no-untyped-def]
+def _tally_partial_(planes: Words, held: Array, votes: Words, support: Words, digit: Array, at: int) -> None:
     """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for none, 0 for one against."""
     for i in range(len(digit)):
         k, m, flip = digit[i, 0], digit[i, 1], np.uint64(digit[i, 2])
@@ -92,8 +92,8 @@ def _tally_partial_(planes, held, votes, support, digit, at):  # type: ignore[no
 
 
 @compiled
-def _compare_(planes, held, top, half, more, same):  # type: ignore[no-untyped-def]
-    """more, same <- where the tally exceeds, equals `half`, from the lowest digit to the highest."""
+def _compare_(planes: Words, held: Array, top: int, half: int, more: Words, same: Words) -> None:
+    """Set more, same <- where the tally exceeds, equals `half`, from the lowest digit to the highest."""
     more[:], same[:] = ZERO, ONES
     for k in range(top):
         digit, second = planes[2 * k], planes[2 * k + 1]
@@ -117,7 +117,15 @@ def _compare_(planes, held, top, half, more, same):  # type: ignore[no-untyped-d
 
 
 @compiled
-def vote_blocks_(out, decided, votes, support, digit, key, first, has_coin, begin, end, lo, hi):  # type: ignore[no-untyped-def]
+def vote_blocks_(
+    out: Words, decided: Words, votes: Words, support: Words, digit: Array, key: Word, first: Word,
+    has_coin: bool, begin: int, end: int, lo: int, hi: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """What `Backend.vote_` says, on words lo to hi, whole blocks of them; others may do the rest meanwhile.
+
+    Planes that are missing have no elements. `digit` has the weights' signed digits, sorted by their
+    place: see `cpu._signed_digits`. Only coordinates begin to end are written and counted.
+    """
     workers = votes.shape[0]
     differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
     planes, held = np.empty((SPARE + 2, BLOCK), np.uint64), np.zeros(COLUMNS, np.int64)
@@ -154,14 +162,16 @@ def vote_blocks_(out, decided, votes, support, digit, key, first, has_coin, begi
 
 
 @compiled
-def _write_(target, plane, where):  # type: ignore[no-untyped-def]
-    """Target <- plane where `where` is 1."""
+def _write_(target: Words, plane: Words, where: Words) -> None:
+    """Set target <- plane where `where` is 1."""
     for j in range(BLOCK):
         target[j] = (target[j] & ~where[j]) | (plane[j] & where[j])
 
 
 @compiled
-def _count_(differ, cast, votes, support, decision, live, at):  # type: ignore[no-untyped-def]
+def _count_(
+    differ: Array, cast: Array, votes: Words, support: Words, decision: Words, live: Words, at: int
+) -> None:
     """Add each worker's votes among the live coordinates, and those against the decision."""
     everyone = ZERO
     for j in range(BLOCK):

@@ -1,4 +1,4 @@
-"""The kernels in numba: what torch hands over, split among threads, padded where a block is not full.
+"""The kernels of `Backend` in numba: what torch hands over, split among threads, padded to full blocks.
 
 Threads share out words; counts are integers, so nothing depends on how many there are.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,19 +15,12 @@ from torch import Tensor
 
 from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, loops, reference, words_for
 from signvote.kernels.adders import vote_blocks_
-from signvote.kernels.words import BLOCK, ONES, ZERO
+from signvote.kernels.words import BLOCK, ONES, ZERO, Array
 
-Array = np.ndarray[Any, Any]
 Counts = tuple[Array, Array]
 T = TypeVar("T")
 
 WORDS_PER_THREAD = 4096  # less than this is not worth a thread
-EXPONENT = {
-    torch.float16: np.int16(0x7C00),
-    torch.bfloat16: np.int16(0x7F80),
-    torch.float32: np.int32(0x7F800000),
-    torch.float64: np.int64(0x7FF0000000000000),
-}
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
@@ -38,8 +31,9 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
     n, whole = x.numel(), x.numel() // WORD
     signs = torch.empty(words_for(n), dtype=torch.int64)
     support = None if coin else torch.empty_like(signs)
-    planes, exponent = _arrays(Planes(signs, support), 1), EXPONENT[x.dtype]
+    planes = _arrays(Planes(signs, support), 1)
     integers = x.view(reference.INTEGERS[x.element_size()]).numpy()
+    exponent = integers.dtype.type(reference.EXPONENT[x.dtype])
 
     def work(lo: int, hi: int) -> bool:
         return bool(loops.sign_planes(integers, exponent, *_coin(coin), *planes, lo, hi))
@@ -113,6 +107,7 @@ def _padded(planes: Planes, low: int, high: int) -> Planes:
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
+    """Word by word, counters and all; who takes no part is left out first."""
     counters, slots, tables, table_of, sizes, zero_is_symbol = weights
     present = slots >= 0
     if not present.all():
@@ -134,6 +129,7 @@ def vote_by_coordinate_(
 
 
 def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
+    """Half of the pairs are counted, and mirrored."""
     ballots = _arrays(votes, 2)
 
     def work(lo: int, hi: int) -> Counts:
@@ -145,6 +141,7 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
 
 
 def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
+    """Whole words of float32 and float64 here; what is left, and the half floats, by `reference`."""
     whole = x.numel() // WORD if x.dtype in (torch.float32, torch.float64) else 0
     if whole:
         values, planes = x.detach().numpy(), _arrays(decision, 1)

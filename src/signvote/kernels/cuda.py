@@ -1,4 +1,4 @@
-"""The kernels in Triton: what torch hands over, cut into tiles. Nothing here waits for the device.
+"""The kernels of `Backend` in Triton: what torch hands over, cut into tiles. Nothing waits for the device.
 
 Weights on the device are never looked at, so a captured CUDA graph may replay these calls; weights on
 the CPU are copied there.
@@ -22,17 +22,12 @@ from signvote.kernels import (
     cuda_trust,
     cuda_votes,
     reference,
+    signed,
     upload,
     words_for,
 )
 
 PACKED, STEPPED = 256, 32  # 32-bit words a program packs or steps over
-EXPONENT = {
-    torch.float16: 0x7C00,
-    torch.bfloat16: 0x7F80,
-    torch.float32: 0x7F800000,
-    torch.float64: 0x7FF0000000000000,
-}
 # Tiles: words, warps, programs at a time on a processor. A weighted vote's are 32 words a warp.
 VOTE = {"num_warps": 16, "per_processor": 1, "maxnreg": 128}
 MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2}
@@ -58,13 +53,14 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
     blocks = triton.cdiv(2 * shape[-1], PACKED)
     cuda_bits.sign_planes_[(rows * blocks,)](
         x.view(integers), _words(signs), _words(support), finite, key, keys, first, n,
-        x.stride(0) if x.ndim == 2 else 0, 2 * shape[-1], blocks,
-        MAGNITUDE=torch.iinfo(integers).max, EXPONENT=EXPONENT[x.dtype], ALIGNED=first % 32 == 0, WORDS=PACKED,
+        x.stride(0) if x.ndim == 2 else 0, 2 * shape[-1], blocks, MAGNITUDE=torch.iinfo(integers).max,
+        EXPONENT=reference.EXPONENT[x.dtype], ALIGNED=first % 32 == 0, WORDS=PACKED,
     )  # fmt: skip
     return Planes(signs, support), finite
 
 
 def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
+    """One launch; float16 and bfloat16 are computed in float32, as torch does."""
     cuda_bits.step_[(triton.cdiv(x.numel(), 32 * STEPPED),)](
         x, _words(decision.signs), _words(decision.support), begin, 2 * decision.signs.numel(), x.numel(),
         -step, ALIGNED=begin % 32 == 0, WIDE=x.dtype == torch.float64, WORDS=STEPPED,
@@ -187,7 +183,7 @@ def _coin(coin: Coin | Coins | None) -> tuple[int, int]:
     """Key and first coordinate, as far as there are."""
     if coin is None:
         return 0, 0
-    return (reference.signed(coin.key) if isinstance(coin, Coin) else 0), coin.first
+    return (signed(coin.key) if isinstance(coin, Coin) else 0), coin.first
 
 
 def _there(tensor: Tensor, device: torch.device) -> Tensor:

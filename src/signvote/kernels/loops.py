@@ -1,5 +1,8 @@
 """The loops of the numba kernels that need no adder network: signs, weights per coordinate, pairs, steps.
 
+Each does what `Backend` says of its name, on words lo to hi of the planes, so that threads share them out.
+A plane that is missing has no elements.
+
 Mind two things when changing compiled loops. An index such as `row[at + j]` makes numba allow for
 negative values and costs the vector code; slice first. And numba caches by file: after a change in
 `lanes.py` or `words.py`, `make clean` or touch this file.
@@ -7,17 +10,36 @@ negative values and costs the vector code; slice first. And numba caches by file
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from signvote.kernels.lanes import add_where, classify, peek, popcount, prefetch, put_where, step_where
-from signvote.kernels.words import BLOCK, ONES, SIXTY_FOUR, ZERO, coin_word, compiled, inlined, inside, toss_
+from signvote.kernels.words import (
+    BLOCK,
+    ONES,
+    SIXTY_FOUR,
+    ZERO,
+    Array,
+    Word,
+    Words,
+    coin_word,
+    compiled,
+    inlined,
+    inside,
+    toss_,
+)
 
 LOW, HIGH = np.uint32(0xFFFF), np.uint32(16)
 GROUP = 5  # workers whose weights are looked up together
 
 
 @compiled
-def sign_planes(integers, exponent, key, first, has_coin, signs, support, lo, hi):  # type: ignore[no-untyped-def]
+def sign_planes(
+    integers: Array, exponent: np.signedinteger[Any], key: Word, first: Word, has_coin: bool, signs: Words,
+    support: Words, lo: int, hi: int,
+) -> bool:  # fmt: skip
+    """Fill the planes, support only without a coin; whether all is finite. Floats are seen as integers."""
     broken = ZERO
     zeros = np.empty(BLOCK, np.uint64)
     for at in range(lo, hi, BLOCK):
@@ -30,14 +52,18 @@ def sign_planes(integers, exponent, key, first, has_coin, signs, support, lo, hi
         else:
             for j in range(n):
                 support[at + j] = ~zeros[j]
-    return broken == ZERO
+    return broken == ZERO  # type: ignore[no-any-return]
 
 
 @compiled
-def vote_by_coordinate_(  # type: ignore[no-untyped-def]
-    out, decided, votes, support, counters, slots, rows, sizes,
-    key, first, has_coin, end, zero_is_symbol, lo, hi,
-):  # fmt: skip
+def vote_by_coordinate_(
+    out: Words, decided: Words, votes: Words, support: Words, counters: Array, slots: Array, rows: Words,
+    sizes: Array, key: Word, first: Word, has_coin: bool, end: int, zero_is_symbol: bool, lo: int, hi: int,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Word by word: the weights of GROUP workers at a time are looked up and added, then counters updated.
+
+    `rows` has, for each worker, the memory address of its table in `CoordinateWeights`.
+    """
     workers, stride = votes.shape[0], counters.shape[1] * 64
     count = counters.reshape(-1)
     differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
@@ -93,7 +119,8 @@ def vote_by_coordinate_(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def disagreements(votes, support, end, lo, hi):  # type: ignore[no-untyped-def]
+def disagreements(votes: Words, support: Words, end: int, lo: int, hi: int) -> tuple[Array, Array]:
+    """Pairs a <= b only; a block of words of all workers stays in the cache. Padding must be zero."""
     workers = votes.shape[0]
     differ = np.zeros((workers, workers), np.int64)
     both = np.zeros((workers, workers), np.int64)
@@ -118,17 +145,20 @@ def disagreements(votes, support, end, lo, hi):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _word_at(plane, bit):  # type: ignore[no-untyped-def]
+def _word_at(plane: Words, bit: int) -> Word:
     """The 64 bits of a plane that start anywhere; zeros beyond its end."""
     w, by = bit // 64, np.uint64(bit % 64)
     word = plane[w] >> by
     if by != ZERO and w + 1 < plane.size:
         word |= plane[w + 1] << (SIXTY_FOUR - by)
-    return word
+    return word  # type: ignore[no-any-return]
 
 
 @compiled
-def step_(x, signs, support, begin, step, lo, hi):  # type: ignore[no-untyped-def]
+def step_(
+    x: Array, signs: Words, support: Words, begin: int, step: np.floating[Any], lo: int, hi: int
+) -> None:
+    """Words lo to hi of x, 64 coordinates each: the decision's bits are shifted to where they are used."""
     for w in range(lo, hi):
         positive = _word_at(signs, begin + w * 64)
         voted = _word_at(support, begin + w * 64) if support.size else ONES

@@ -1,20 +1,21 @@
-"""The kernels in plain torch: what the others must equal, bit for bit."""
+"""The kernels of `Backend` in plain torch: what the others must equal, bit for bit."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, words_for
+from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, signed, words_for
 
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of the float they overlay
+EXPONENT = {  # the bits that are all set in what is not finite
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F800000,
+    torch.float64: 0x7FF0000000000000,
+}
 WEYL = 0x9E3779B97F4A7C15
 MIX = (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)
-
-
-def signed(word: int) -> int:
-    """A uint64 as the int64 of the same bits, as torch wants it."""
-    return (word & (2**64 - 1)) - ((word & 2**63) << 1)
 
 
 def _shift_right(x: Tensor, by: int) -> Tensor:
@@ -67,6 +68,7 @@ def _bits(plane: Tensor | None, like: Tensor, n: int) -> Tensor:
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
+    """Booleans, one a coordinate, then packed."""
     finite = torch.isfinite(x).all(-1)
     n = x.shape[-1]
     integers = x.view(INTEGERS[x.element_size()])  # a denormal is no zero, whatever the flush mode
@@ -96,6 +98,7 @@ def _write_(plane: Tensor | None, bits: Tensor, span: tuple[int, int]) -> None:
 def vote_(
     out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
+    """The tally is written out: Y as int64, times the weights, summed over workers."""
     begin, end = span
     positive = unpack(votes.signs, end)[:, begin:]
     voted = _bits(votes.support, votes.signs, end)[:, begin:]
@@ -111,6 +114,7 @@ def vote_(
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
+    """All weights are looked up, (workers, n), and summed; then all counters get what the round adds."""
     counters, zero_is_symbol = weights.counters, weights.zero_is_symbol
     slots, tables, table_of, sizes = (t.to(counters.device) for t in weights[1:5])
     present = slots >= 0
@@ -133,6 +137,7 @@ def vote_by_coordinate_(
 
 
 def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
+    """All pairs at once, (workers, workers, n) booleans: for small n."""
     positive = unpack(votes.signs, n)
     voted = _bits(votes.support, votes.signs, n)
     both = voted[:, None] & voted[None]
@@ -140,6 +145,7 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
 
 
 def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
+    """The signs in the type of x, 0 where nothing was decided, and torch's own `sub_`."""
     end = begin + x.numel()
     signs = 2 * unpack(decision.signs, end)[begin:].to(torch.int8) - 1
     signs *= _bits(decision.support, decision.signs, end)[begin:]

@@ -12,18 +12,21 @@ import json
 from pathlib import Path
 
 from signvote.checkpoint import write_atomically
-from signvote.report.groups import Results, table
+from signvote.report.groups import BASELINE, table
 from signvote.report.markdown import markdown
 from signvote.report.plot import figure
 from signvote.report.webpage import page
+from signvote.sim.results import Results, current, to_csv
 
 __all__ = ["figure", "markdown", "page", "table", "write"]
 
 
-def write(results: Results, out: Path) -> None:
-    """results.json, results.md, figure.png, figure.svg and report.html into a folder that exists."""
+def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
+    """results.json, .csv and .md, figure.png, figure.svg and report.html into a folder that exists."""
+    results = current(results)
     write_atomically(out / "results.json", json.dumps(results).encode())
+    write_atomically(out / "results.csv", to_csv(results).encode())
     write_atomically(out / "results.md", markdown(results).encode())
     figure(results, out / "figure.png")
     figure(results, out / "figure.svg")
-    write_atomically(out / "report.html", page(results).encode())
+    write_atomically(out / "report.html", page(results, baseline).encode())

@@ -12,13 +12,13 @@ from typing import Any
 
 from signvote.errors import ConfigError
 from signvote.sim.lengths import unpack
+from signvote.sim.results import Results, current
 
 Config = dict[str, Any]
 Run = dict[str, Any]
-Results = dict[str, Any]
 
-FORMAT = 1
 FLOAT32_BYTES = 4
+BASELINE = "majority"  # what the others are measured against
 RUN_KEYS = ("config", "status", "coordinates", "evaluations")
 CONFIG_KEYS = ("task", "rule", "batch_sizes", "seed")
 SOURCES = {  # metric -> where a run keeps it
@@ -89,7 +89,7 @@ class Group:
 
     def machine(self) -> str:
         """What its runs were computed on, where they say so."""
-        return "; ".join(unique(text for run in self.runs if (text := _stretches(run.get("machine", [])))))
+        return "; ".join(unique(text for run in self.runs if (text := _stretches(run["machine"]))))
 
     @property
     def interrupted(self) -> bool:
@@ -112,8 +112,7 @@ class Group:
 
     def bytes_per_worker(self, key: str) -> float | None:
         """Mean bytes per worker and round it took part in, of `bytes_up` or `bytes_down` of all together."""
-        sent = sum(sum(unpack(run.get(key, ()))) for run in self.runs)
-        messages = sum(sum(_voters(run)) for run in self.runs)
+        sent, messages = (sum(sum(unpack(run[name])) for run in self.runs) for name in (key, "voters"))
         return sent / messages if messages else None
 
     def float32_bytes(self) -> int:
@@ -122,10 +121,10 @@ class Group:
 
     def seconds_per_round(self) -> dict[str, float]:
         """Mean seconds of a round by phase, and the rest of the total where runs recorded one."""
-        rounds = sum(len(unpack(run.get("bytes_up", ()))) for run in self.runs)
+        rounds = sum(len(unpack(run["bytes_up"])) for run in self.runs)
         total: dict[str, float] = defaultdict(float)
         for run in self.runs:
-            for phase, seconds in run.get("seconds", {}).items():
+            for phase, seconds in run["seconds"].items():
                 total[phase] += seconds
         if "total" in total:
             whole = total.pop("total")
@@ -162,17 +161,20 @@ def groups(results: Results) -> list[Group]:
     return _told_apart([_group(members) for members in same.values()])
 
 
-def table(results: Results) -> list[dict[str, Any]]:
+def table(results: Results, baseline: str = BASELINE) -> list[dict[str, Any]]:
     """One row per group: what it was, and its final accuracy, in the order people compare.
 
     Keys: task, recipe, attack, split, detail (what else tells two rows apart), batches, rule, status, seeds
     (how many), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one seed),
-    bytes_up (per round and worker), times_fewer (than float32). The last two are None where no round was run.
+    bytes_up (per round and worker), times_fewer (than float32), both None where no round was run; lead and
+    lead_spread: by how much it is ahead of the rule `baseline`, paired by seed, None where that was not run.
     """
     found = groups(results)
     panels = unique(group.panel for group in found)
     batches = batch_order(found)
-    rows = [(panels.index(g.panel), batches.index(g.batches), _row(g)) for g in found]
+    rows = [
+        (panels.index(g.panel), batches.index(g.batches), _row(g) | _lead(g, found, baseline)) for g in found
+    ]
     return [row for *_, row in sorted(rows, key=lambda r: (r[0], r[1], -r[2]["accuracy"]))]
 
 
@@ -185,6 +187,16 @@ def spread_of(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     return max(values) - min(values) if len(values) == 2 else stdev(values)
+
+
+def lead_text(row: dict[str, Any]) -> str:
+    """A row's lead in points.
+
+    >>> lead_text({"lead": 0.0125, "lead_spread": 0.003}), lead_text({"lead": None, "lead_spread": None})
+    ('+1.25 ± 0.30', '')
+    """
+    spread = "" if row["lead_spread"] is None else f" ± {100 * row['lead_spread']:.2f}"
+    return "" if row["lead"] is None else f"{100 * row['lead']:+.2f}{spread}"
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:
@@ -231,11 +243,7 @@ def measured(run: Run, metric: str) -> dict[int, float]:
 
 
 def _checked(results: Results) -> list[Run]:
-    if results.get("format") != FORMAT:
-        raise ConfigError(
-            f"results of format {results.get('format')!r}; this signvote reads format {FORMAT}: run it again"
-        )
-    runs: list[Run] = results.get("runs", [])
+    runs: list[Run] = current(results)["runs"]
     for i, run in enumerate(runs):
         missing = [key for key in RUN_KEYS if key not in run]
         missing += [f"config.{key}" for key in CONFIG_KEYS if key not in run.get("config", {})]
@@ -245,13 +253,6 @@ def _checked(results: Results) -> list[Run]:
         if len(set(lengths.values())) > 1:
             raise ConfigError(f"run {i} of the results has evaluations of unequal lengths: {lengths}")
     return runs
-
-
-def _voters(run: Run) -> list[int]:
-    """How many workers took part in each round: all, where the run does not say."""
-    if "voters" in run:
-        return unpack(run["voters"])
-    return [len(run["config"]["batch_sizes"])] * len(unpack(run.get("bytes_up", ())))
 
 
 def _stretches(machine: list[dict[str, Any]]) -> str:
@@ -313,6 +314,26 @@ def _told(key: str, value: Any) -> str:
     if value is None or value is False:
         return ""
     return key if value is True else f"{key} {value}"
+
+
+def _lead(group: Group, found: list[Group], baseline: str) -> dict[str, float | None]:
+    """Over the baseline under the same conditions: the difference in each seed that both have."""
+    rivals = [
+        g for g in found if g.rule == baseline and _conditions(g) == _conditions(group) and g is not group
+    ]
+    mine = {run["config"]["seed"]: a for run, a in zip(group.runs, group.final_accuracies(), strict=True)}
+    by_seed = [
+        mine[run["config"]["seed"]] - accuracy
+        for rival in rivals[:1]
+        for run, accuracy in zip(rival.runs, rival.final_accuracies(), strict=True)
+        if run["config"]["seed"] in mine
+    ]
+    return {"lead": fmean(by_seed) if by_seed else None, "lead_spread": spread_of(by_seed)}
+
+
+def _conditions(group: Group) -> list[Any]:
+    same = ("task", "model", "recipe", "batch_sizes", "rounds", "split", "attack", "miss", "absent", "from")
+    return [group.config.get(name) for name in same]
 
 
 def _row(group: Group) -> dict[str, Any]:

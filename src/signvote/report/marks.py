@@ -59,14 +59,18 @@ def marks_of(found: list[Group], *, by_curve: bool = False) -> Marks:
 
 
 def _by_curve(found: list[Group]) -> Marks:
+    """The colours in turn; of each the dashes that no other curve of that colour has, while there are any."""
     recipes = len({group.config.get("recipe") for group in found}) > 1
     rules = {group.name(recipe=recipes): group.rule for group in found}
-    numbered = list(enumerate(rules.items()))
+    usual = sorted(DASHES, key=lambda dashes: dashes in BY_CURVE.values())  # those that mean something last
+    taken: dict[str, tuple[str, tuple[float, ...]]] = {}  # name -> colour, dashes
+    for i, (name, rule) in enumerate(rules.items()):
+        colour, wanted = COLOURS[i % len(COLOURS)], [BY_CURVE[rule]] if rule in BY_CURVE else []
+        free = [dashes for dashes in (*wanted, *usual) if (colour, dashes) not in taken.values()]
+        taken[name] = colour, (free or wanted or usual)[0]
     return Marks(
-        colours={name: COLOURS[i % len(COLOURS)] for i, (name, _) in numbered},
-        dashes={
-            name: BY_CURVE.get(rule, DASHES[i // len(COLOURS) % len(DASHES)]) for i, (name, rule) in numbered
-        },
+        colours={name: colour for name, (colour, _) in taken.items()},
+        dashes={name: dashes for name, (_, dashes) in taken.items()},
         by_curve=True,
         recipes=recipes,
     )

@@ -103,17 +103,17 @@
     }
   }
 
-  // A run that collapsed lies below the frame: a triangle at the edge where it is lowest, and how low that is.
-  function drawFalls(svg, panel, scale, width, height) {
-    const bottom = height - MARGIN.bottom;
-    const fallen = panel.series.filter((s) => s.fall && !hidden.has(s.id));
+  // A run that collapsed lies below the frame: a triangle at the edge where it is lowest; the legend says how low.
+  function drawFalls(svg, panel, scale, height) {
+    const bottom = height - MARGIN.bottom, drawn = [];
     if (metric !== "accuracy") return;
-    fallen.forEach(({ fall, colour }, i) => {
-      const x = scale.x(fall.round), late = x > width / 2;
-      element(svg, "polygon", { class: "fall", points: `${x - 6},${bottom - 8} ${x + 6},${bottom - 8} ${x},${bottom + 3}`, fill: colour });
-      const place = { x: x + (late ? -10 : 10), y: bottom - 4 - 15 * i, "text-anchor": late ? "end" : "start" };
-      element(svg, "text", { class: "fall", ...place }, fall.text);
-    });
+    for (const { fall, colour } of panel.series.filter((s) => s.fall && !hidden.has(s.id))) {
+      let x = scale.x(fall.round);
+      while (drawn.some((other) => Math.abs(x - other) < 12)) x += 12; // none hides another
+      drawn.push(x);
+      const points = `${x - 6},${bottom - 8} ${x + 6},${bottom - 8} ${x},${bottom + 3}`;
+      element(svg, "polygon", { class: "fall", points, fill: colour });
+    }
   }
 
   function swatch(parent, series) {
@@ -164,7 +164,7 @@
     });
     const frame = element(svg, "g", { "clip-path": `url(#${id})` });
     for (const series of panel.series) drawCurve(frame, series, scale);
-    drawFalls(svg, panel, scale, width, height);
+    drawFalls(svg, panel, scale, height);
     const cursor = element(svg, "line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom });
     cursor.style.display = "none";
     const tip = element(holder, "div", { class: "tip" });
@@ -179,6 +179,7 @@
       const button = element(parent, "button", attributes);
       swatch(button, series);
       element(button, "span", {}, series.label);
+      if (series.fall) element(button, "small", {}, "\u25bc " + series.fall.text);
       button.addEventListener("click", () => {
         if (!hidden.delete(series.id)) hidden.add(series.id);
         button.setAttribute("aria-pressed", String(!hidden.has(series.id)));

@@ -4,13 +4,15 @@ Few curves: a panel per task, recipe and attack, a colour per batch mode, as in 
 batch mode in one common frame, a colour per rule, so that what competes lies side by side.
 
 A run that collapses, once good and then no better than chance, would press all others into a stripe. So the
-frame is then put around the levels of the others, and the fall is marked at its lower edge.
+frame is then put around the levels of the others, and the fall is marked at its lower edge; how low it went
+stands below the panel, where no curve is.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -32,7 +34,7 @@ class Fall:
 
     @property
     def text(self) -> str:
-        """What stands beside the mark."""
+        """What is said of the mark."""
         who = f" ({self.seeds} of {self.of} seeds)" if self.of > 1 else ""
         return f"down to {100 * self.accuracy:.0f} %{who}"
 
@@ -86,6 +88,20 @@ def lowest(run: Run, top: float) -> tuple[float, int] | None:
         return min(points) if points and max(points)[0] < top / 3 else None
     low = min(points[good[0] :])
     return low if low[0] < top / 2 else None
+
+
+def apart(places: Sequence[float], width: float) -> list[float]:
+    """Where marks of a width are drawn so that none hides another: in their places, or just right of them.
+
+    >>> apart([500, 750, 500], 25)
+    [500, 750, 525]
+    """
+    drawn: list[float] = []
+    for place in places:
+        while any(abs(place - other) < width for other in drawn):
+            place += width
+        drawn.append(place)
+    return drawn
 
 
 def _panel(title: str, members: list[Group], rivals: list[Group]) -> Panel:

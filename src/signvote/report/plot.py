@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from signvote.checkpoint import write_atomically
 from signvote.errors import ConfigError
-from signvote.report.groups import Group, Results, batch_order, groups
+from signvote.report.groups import Group, batch_order, groups
 from signvote.report.marks import Marks
-from signvote.report.panels import Panel, arranged
+from signvote.report.panels import Panel, apart, arranged
+from signvote.sim.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg")
 PIXELS_PER_INCH = 120  # 10 inches are 1200 pixels
+TRIANGLE = 0.025  # how wide the mark of a fall is, in widths of a panel
+FALL_INCHES = 0.19  # the line below a panel that tells of one
+BELOW_AXIS_INCHES = 0.45  # where those lines begin: below the axis' own words
 STYLE: Any = {  # of matplotlib, whose own type for it changes with every version
     "font.size": 10,
     "axes.spines.top": False,
@@ -55,7 +59,8 @@ def _drawn(found: list[Group]) -> Figure:
     panels, marks = arranged(found)
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    sheet = Figure(figsize=(10, 1.2 + (4.6 if columns == 1 else 3.4) * rows), layout="constrained")
+    height = 1.2 + (4.6 if columns == 1 else 3.4) * rows + FALL_INCHES * _lines_below(panels, columns)
+    sheet = Figure(figsize=(10, height), layout="constrained")
     axes = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for panel, where in zip(panels, axes, strict=False):
         _draw_panel(where, panel, marks)
@@ -63,6 +68,12 @@ def _drawn(found: list[Group]) -> Figure:
         unused.set_axis_off()
     _draw_legends(sheet, found, marks)
     return sheet
+
+
+def _lines_below(panels: list[Panel], columns: int) -> int:
+    """How many lines the falls of all rows of panels take."""
+    falls = [sum(panel.fall(group) is not None for group in panel.members) for panel in panels]
+    return sum(max(falls[i : i + columns]) for i in range(0, len(falls), columns))
 
 
 def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
@@ -84,17 +95,22 @@ def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
 
 
 def _mark_falls(axes: Axes, panel: Panel, marks: Marks) -> None:
-    """A triangle at the lower edge where a run lies lowest, and how low that is; one line for each."""
-    falls = [(fall, marks.colour(group)) for group in panel.members if (fall := panel.fall(group))]
-    right = axes.get_xlim()[1]
-    for i, (fall, colour) in enumerate(falls):
-        across, late = axes.get_xaxis_transform(), fall.round > right / 2
-        axes.plot([fall.round], [0.0], marker="v", markersize=9, color=colour, markeredgecolor="white",
-                  transform=across, clip_on=False, zorder=5)  # fmt: skip
-        axes.annotate(fall.text, (fall.round, 0.02 + 0.065 * i), xycoords=across, fontsize=9, color=colour,
-                      xytext=(-8 if late else 8, 0), textcoords="offset points",
-                      ha="right" if late else "left", va="bottom",
-                      bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.0})  # fmt: skip
+    """A triangle at the lower edge where a run lies lowest; who that is and how low, below the panel."""
+    from matplotlib.transforms import ScaledTranslation
+
+    falls = [(fall, group) for group in panel.members if (fall := panel.fall(group))]
+    if not falls:
+        return
+    width = TRIANGLE * axes.get_xlim()[1]
+    places = apart([fall.round for fall, _ in falls], width)
+    for (fall, group), place in zip(falls, places, strict=True):
+        name = marks.name(group) if marks.by_curve else group.label
+        axes.plot([place], [0.0], marker="v", markersize=9, color=marks.colour(group), markeredgecolor="white",
+                  transform=axes.get_xaxis_transform(), clip_on=False, zorder=5, linestyle="",
+                  label=f"{name}: {fall.text}")  # fmt: skip
+    below = axes.transAxes + ScaledTranslation(0, -BELOW_AXIS_INCHES, axes.figure.dpi_scale_trans)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, 0), bbox_transform=below, frameon=False, fontsize=9,
+                handletextpad=0.2, borderaxespad=0.0, labelspacing=0.2)  # fmt: skip
 
 
 def _draw_legends(sheet: Figure, found: list[Group], marks: Marks) -> None:

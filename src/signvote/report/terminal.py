@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from signvote.report.groups import BASELINE, lead_text
 
-def table_of(rows: list[dict[str, Any]]) -> Table:
+
+def table_of(rows: list[dict[str, Any]], baseline: str = BASELINE) -> Table:
     """Final accuracy by rule and batches; other settings only where they differ between rows."""
     settings = ("task", "recipe", "attack", "split", "detail", "status")
     varying = [k for k in settings if len({row[k] for row in rows}) > 1]
-    table = Table(title="Test accuracy at the end")
-    for name in (*varying, "batches", "rule", "accuracy", "seeds", "bytes a vote", "fewer than float32"):
-        table.add_column(name, justify="left" if name in (*varying, "batches", "rule") else "right")
+    table = Table(title="Test accuracy at the end", title_justify="left", caption="fewer: than float32", caption_justify="left", box=SIMPLE_HEAD)
+    led = [f"against {baseline}"] if any(row["lead"] is not None for row in rows) else []
+    for name in (
+        *varying,
+        "batches",
+        "rule",
+        "accuracy",
+        *led,
+        "seeds",
+        "vote bytes", "fewer",
+    ):
+        wide = 12 if name in ("accuracy", *led) else None  # a number and its spread in one line
+        left = name in (*varying, "batches", "rule")
+        table.add_column(name, justify="left" if left else "right", min_width=wide)
     for row in rows:
         accuracy = f"{row['accuracy']:.1%}" + (f" ± {row['spread']:.1%}" if row["seeds"] > 1 else "")
         table.add_row(
@@ -21,6 +35,7 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
             row["batches"],
             row["rule"],
             accuracy,
+            *(lead_text(row) for _ in led),
             str(row["seeds"]),
             *_sizes(row),
         )

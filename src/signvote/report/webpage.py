@@ -14,20 +14,31 @@ from string import Template
 from typing import Any
 
 from signvote.report import trust
-from signvote.report.groups import SOURCES, Curve, Group, Results, batch_label, groups, table, unique
+from signvote.report.groups import (
+    BASELINE,
+    SOURCES,
+    Curve,
+    Group,
+    batch_label,
+    groups,
+    lead_text,
+    table,
+    unique,
+)
 from signvote.report.marks import COLOURS, Marks
 from signvote.report.panels import Panel, arranged
+from signvote.sim.results import Results
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown where they tell something
 
 
-def page(results: Results) -> str:
+def page(results: Results, baseline: str = BASELINE) -> str:
     """The page as text: curves to explore, final accuracy, trust, bytes, time, configuration."""
     found = groups(results)
     parts = {
         "title": escape(", ".join(unique(str(group.config["task"]) for group in found))),
         "summary": escape(_summary(found)),
-        "accuracy": _accuracy(table(results)),
+        "accuracy": _accuracy(table(results, baseline), baseline),
         "trust": trust.section(found),
         "bytes": _bytes(found),
         "seconds": _seconds(found),
@@ -114,17 +125,26 @@ def _metrics(found: list[Group]) -> list[str]:
 # The tables.
 
 
-def _accuracy(rows: list[dict[str, Any]]) -> str:
+def _accuracy(rows: list[dict[str, Any]], baseline: str) -> str:
     usual = {None, "", "shared"}
     told = [key for key in OPTIONAL if any(row[key] not in usual for row in rows)]
     keys = ["task", *told, "batches", "rule"]
+    led = any(row["lead"] is not None for row in rows)
     body = "".join(
-        _tr([_td(row[key], key) for key in keys] + _accuracy_cells(row), best=_is_best(row, rows))
+        _tr([_td(row[key], key) for key in keys] + _accuracy_cells(row, led), best=_is_best(row, rows))
         for row in rows
     )
-    heads = [*keys, "#accuracy", "#seeds", "#bytes up", "#fewer than float32"]
+    heads = [
+        *keys,
+        "#accuracy",
+        *[f"#against {baseline}"] * led,
+        "#seeds",
+        "#bytes up",
+        "#fewer than float32",
+    ]
     note = "Bold: the highest mean for the same batches; within the spread it may be chance."
-    return f'{_table(heads, body)}<p class="note">{note}</p>'
+    note += f" Against {baseline}: in points, paired by seed." if led else ""
+    return f'{_table(heads, body)}<p class="note">{escape(note)}</p>'
 
 
 def _is_best(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
@@ -134,11 +154,12 @@ def _is_best(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
     return len(rivals) > 1 and bool(row["accuracy"] == max(rivals))
 
 
-def _accuracy_cells(row: dict[str, Any]) -> list[str]:
+def _accuracy_cells(row: dict[str, Any], led: bool) -> list[str]:
     spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
     state = " <small>interrupted</small>" if row["status"] == "interrupted" else ""
     return [
         _td(f"{100 * row['accuracy']:.2f}{spread} %", "number accuracy", state),
+        *[_td(lead_text(row), "number")] * led,
         _td(row["seeds"], "number"),
         _td(_count(row["bytes_up"]), "number"),
         _td("" if row["times_fewer"] is None else f"{row['times_fewer']:.1f} times", "number"),

@@ -4,5 +4,6 @@ from signvote.sim.config import RECIPES, YARDSTICKS, Config
 from signvote.sim.loop import train
 from signvote.sim.population import mode_batch_sizes
 from signvote.sim.run import Run
+from signvote.sim.tracking import TensorBoard, Tracker
 
-__all__ = ["RECIPES", "YARDSTICKS", "Config", "Run", "mode_batch_sizes", "train"]
+__all__ = ["RECIPES", "YARDSTICKS", "Config", "Run", "TensorBoard", "Tracker", "mode_batch_sizes", "train"]

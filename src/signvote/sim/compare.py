@@ -18,14 +18,15 @@ from threading import Event
 from typing import Any
 
 from signvote.checkpoint import write_atomically
-from signvote.errors import ConfigError
+from signvote.errors import ConfigError, StateError
 from signvote.sim.config import FLOATS, RECIPES, SGD_STEP, Config
 from signvote.sim.loop import interruptible, train
 from signvote.sim.machine import Machine
-from signvote.sim.run import FORMAT, Run
+from signvote.sim.results import Result, Results, identity, identity_of, read, results_of
+from signvote.sim.run import Run
+from signvote.sim.tracking import Tracker
 from signvote.tasks import Task, load_task
 
-Result = dict[str, Any]
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
 SECONDS_BETWEEN_NEWS = 0.2
 USUAL: dict[str, Any] = {
@@ -50,7 +51,8 @@ def compare(
     machine: Machine | None = None,
     jobs: int | None = None,
     watch: Watch = lambda number, round, accuracy: None,
-) -> Result:
+    trackers: Sequence[Callable[[Path], Tracker]] = (),
+) -> Results:
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
 
     A run is done if its folder says so, or `out/results.json`, which is written whenever a run ends.
@@ -65,6 +67,7 @@ def compare(
         machine: what to compute on; None: the CPU.
         jobs: processes at a time; None: one per core on the CPU, one on a GPU.
         watch: told of progress.
+        trackers: each is called with the folder of a run, in its process, and gives a Tracker, as TensorBoard does.
 
     """
     machine = machine or Machine()
@@ -85,7 +88,7 @@ def compare(
         for task, model in dict.fromkeys((configs[i].task, configs[i].model) for i in todo):
             load_task(task, data_dir, model)  # what is missing is better said at once
         with _pool(min(jobs or _jobs_on(machine), len(todo))) as (pool, news, stop):
-            rest = (data_dir, machine, news, stop)
+            rest = (data_dir, machine, news, stop, trackers)
             futures = {i: pool.submit(_one, i, configs[i], folders[i], *rest) for i in todo}
             with interruptible() as stopped:
                 _follow(futures, news, watch, keep, stopped)
@@ -115,19 +118,6 @@ def names_of(configs: list[Config]) -> list[str]:
             for name, config in zip(names, configs, strict=True)]  # fmt: skip
 
 
-def identity(config: Config) -> str:
-    """A text that two configurations share if, and only if, they are equal."""
-    return json.dumps(config.as_dict(), sort_keys=True)
-
-
-def identity_of(result: Result) -> str | None:
-    """Of a result's configuration, also one written before a setting existed; None if it is no longer one."""
-    try:
-        return identity(Config.from_dict(result["config"]))
-    except ConfigError:
-        return None
-
-
 def in_order(numbers: list[int], configs: list[Config]) -> list[int]:
     """Runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
     kinds = [(c.task, c.model or "", c.batch_sizes) for c in configs]
@@ -140,8 +130,8 @@ def done(config: Config, folder: Path) -> Result | None:
     path = folder / "result.json"
     if not path.exists():
         return None
-    result: Result = json.loads(path.read_text())
-    mine, its = config.as_dict(), Config.from_dict(result["config"]).as_dict()
+    (result,) = read(path)["runs"]
+    mine, its = config.as_dict(), result["config"]
     for name in mine:
         if mine[name] != its[name]:
             raise ConfigError(
@@ -169,37 +159,23 @@ def _told_apart(name: str, config: Config, namesakes: list[Config]) -> str:
     return "-".join([name, *(_part(k, mine[k]) for k in differing)])
 
 
-def _earlier(path: Path) -> Result:
+def _earlier(path: Path) -> Results:
     """What a results file holds; nothing if there is none."""
     if not path.exists():
-        return {"command": "", "runs": []}
+        return results_of([])
     try:
-        results: Result = json.loads(path.read_text())
-        right = results["format"] == FORMAT and isinstance(results["runs"], list)
-    except (ValueError, TypeError, KeyError):
-        right = False
-    if not right:
-        raise ConfigError(f"{path} holds no results of format {FORMAT}; choose another --out, or remove it")
-    for run in results["runs"]:
-        run["config"] = _complete(run["config"])
-    return results
+        return read(path)
+    except StateError as error:
+        raise ConfigError(f"{error}; choose another --out, or remove it") from None
 
 
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    """A configuration with the settings that did not exist yet when it was written."""
-    try:
-        return Config.from_dict(config).as_dict()
-    except ConfigError:
-        return config
-
-
-def _together(finished: Sequence[Result | None], earlier: Result, command: str) -> Result:
+def _together(finished: Sequence[Result | None], earlier: Results, command: str) -> Results:
     """What was asked for, then what else was there; the commands of both."""
     mine = [result for result in finished if result is not None]
     asked = {identity_of(result) for result in mine}
     others = [run for run in earlier["runs"] if identity_of(run) not in asked]
     lines = [*earlier.get("command", "").splitlines(), command] if others else [command]
-    return {"format": FORMAT, "command": "\n".join(dict.fromkeys(lines)), "runs": [*mine, *others]}
+    return results_of([*mine, *others], "\n".join(dict.fromkeys(lines)))
 
 
 # ---- in the process of a run ---------------------------------------------------------------------
@@ -209,7 +185,14 @@ _task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
 
 
 def _one(
-    number: int, config: Config, folder: Path, data_dir: Path | None, machine: Machine, news: Any, stop: Any
+    number: int,
+    config: Config,
+    folder: Path,
+    data_dir: Path | None,
+    machine: Machine,
+    news: Any,
+    stop: Any,
+    trackers: Sequence[Callable[[Path], Tracker]],
 ) -> Result | None:
     """One run, in a process of the pool; None if it was stopped before it began."""
     if stop.is_set():
@@ -224,7 +207,10 @@ def _one(
         return bool(stop.is_set())
 
     task = _task(config.task, data_dir, config.model)
-    return train(config, task, folder, resume=True, watch=watch, machine=machine, workshop=_workshop)
+    made = [make(folder) for make in trackers]
+    return train(
+        config, task, folder, resume=True, watch=watch, machine=machine, workshop=_workshop, trackers=made
+    )
 
 
 # ---- in the process that waits -------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from signvote.sim.config import Config
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
 from signvote.sim.together import Together
+from signvote.sim.tracking import Telling, Tracker
 from signvote.tasks import Task
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -31,6 +32,7 @@ def train(
     watch: Callable[[Run], bool | None] = lambda run: None,
     machine: Machine | None = None,
     workshop: dict[Any, Together] | None = None,
+    trackers: Sequence[Tracker] = (),
 ) -> dict[str, Any]:
     """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.
 
@@ -42,6 +44,7 @@ def train(
         watch: called after every round; the run stops if it says True.
         machine: where to compute; default: the CPU.
         workshop: see Run.
+        trackers: told of the run at every evaluation.
 
     """
     path = out / "checkpoint.safetensors"
@@ -51,10 +54,12 @@ def train(
         out.mkdir(parents=True, exist_ok=True)
         if resume and path.exists():
             run.load_state_dict(checkpoint.load(path))
+        telling = Telling(run, trackers)
         saved = time.monotonic()
         with interruptible() as stopped:
             while run.round < config.rounds and not stopped.is_set():
                 run.step()
+                telling.tell()
                 if watch(run):
                     stopped.set()
                 if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
@@ -63,6 +68,7 @@ def train(
             checkpoint.save(path, run.state_dict())
             result = run.result("done" if run.round == config.rounds else "interrupted")
             write_atomically(out / "result.json", json.dumps(result).encode())
+            telling.finish(result)
     return result
 
 

@@ -8,6 +8,7 @@ of GPU with the same versions.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,10 +16,16 @@ from typing import Literal, get_args
 
 import torch
 
+from signvote import __version__
 from signvote.errors import ConfigError
 from signvote.names import check_name
 
 Precision = Literal["float32", "tf32", "bf16"]
+
+
+def versions() -> dict[str, str]:
+    """What computes here."""
+    return {"signvote": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 @dataclass(frozen=True, kw_only=True)

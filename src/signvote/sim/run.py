@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,25 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from signvote import __version__
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.server import Server
 from signvote.core.vote import ONE, Votes
 from signvote.errors import StateError
+from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
 from signvote.sim import lengths
 from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients, by_class, evaluate, sign_error
-from signvote.sim.machine import Machine
+from signvote.sim.machine import Machine, versions
 from signvote.sim.population import Sampler, generator, parse_absences, present, split
+from signvote.sim.results import FORMAT
 from signvote.sim.together import Together, bytes_sent
 from signvote.sim.yardsticks import AGGREGATES, messages
 from signvote.tasks import Task
 
-FORMAT = 1
+VERSION = 2  # of the state
 PHASES = ("gradients", "encode", "server", "apply", "evaluate", "total")  # on a GPU: to launch them
 PER_ROUND = ("voters", "bytes_up", "bytes_down")
 
@@ -87,9 +87,7 @@ class Run:
         self._last: Planes | None = None  # the last decision, kept for attackers
         self.history: dict[str, Any] = {
             "evaluations": {"round": [], "accuracy": [], "loss": []},
-            "voters": [],
-            "bytes_up": [],
-            "bytes_down": [],
+            **{name: [] for name in PER_ROUND},
             "trust": {"round": [], "weight": [], "crossover": []},
             "sign_error": {"round": [], "error": []},
         }
@@ -195,7 +193,7 @@ class Run:
             votes = self._attacked(self._votes(t, voters, together), t)
         with self._timed("server"):
             decision = server.decide_planes(t, votes)
-        self._settle()
+        self.settle()
         self._unsent = bytes_sent(votes, decision)
         self._record_trust(t, server)
         self._apply(t, decision)
@@ -215,7 +213,7 @@ class Run:
         rows = [Planes(*(None if p is None else p[i] for p in votes.planes)) for i in range(len(voters))]  # type: ignore[arg-type]
         return [None if mine is None else row for mine, row in zip(planes, rows, strict=True)]
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Note what the last round sent."""
         if self._unsent is not None:
             up, down = self._unsent()
@@ -224,7 +222,7 @@ class Run:
             self._unsent = None
 
     def _apply(self, t: int, decision: Planes) -> None:
-        """X <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
+        """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
         if self.config.sign_error and self._is_watched(t):
             decided = unpack_signs(decision, self.layout.size)
             self._note("sign_error", round=t, error=sign_error(decided, self.gradients.true()))
@@ -327,16 +325,12 @@ class Run:
 
     def result(self, status: str) -> dict[str, Any]:
         """What results.json holds of this run."""
-        self._settle()
+        self.settle()
         trust = {"workers": list(range(self.config.workers)), **self.history["trust"]}
         return {
             "format": FORMAT,
             "config": self.config.as_dict(),
-            "versions": {
-                "signvote": __version__,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions(),
             "status": status,
             "coordinates": self.layout.size,
             "rounds_done": self.round,
@@ -355,13 +349,13 @@ class Run:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit."""
-        self._settle()
+        self.settle()
         averages: list[Tensor | None] = [encoder.average for encoder in self.encoders]
         if self.together is not None and self.config.momentum and self.config.rule != "oracle":
             averages = [average.cpu() for average in self.together.averages]
         return {
             "kind": "run",
-            "version": FORMAT,
+            "version": VERSION,
             "config": json.dumps(self.config.as_dict(), sort_keys=True),
             "round": self.round,
             "model": {name: p.detach() for name, p in self.model.state_dict().items()},
@@ -376,8 +370,8 @@ class Run:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same configuration."""
-        if (state.get("kind"), state.get("version")) != ("run", FORMAT):
-            raise StateError(f"not a state of a run in version {FORMAT}")
+        check_state(state, kind="run")
+        state = upgraded(state, "the checkpoint", VERSION, {1: _said_in_full})
         mine, its = self.config.as_dict(), json.loads(state["config"])
         differing = [k for k in mine | its if mine.get(k) != its.get(k)]
         if differing:
@@ -385,14 +379,21 @@ class Run:
             raise StateError(f"the checkpoint is of another run: {what}")
         self.round, self.history, self.seconds = state["round"], state["history"], state["seconds"]
         self.machines, self._unsent = state["machines"], None
-        self._last = None if state.get("decision") is None else Planes(*state["decision"])
+        self._last = None if state["decision"] is None else Planes(*state["decision"])
         self.model.load_state_dict(state["model"])
-        device, nothing = self.gradients.x.device, [None] * len(self.encoders)
-        for m, encoder in enumerate(self.encoders):
-            average, residual = state["averages"][m], state.get("residuals", nothing)[m]
+        device, kept = self.gradients.x.device, (state["averages"], state["residuals"])
+        for encoder, average, residual in zip(self.encoders, *kept, strict=True):
             encoder.average = None if average is None else average.to(device)
             encoder.residual = None if residual is None else residual.to(device)
         if self.together is not None:
             self.together.load_averages(state["averages"])
         if self.server is not None:
             self.server.load_state_dict(state["server"])
+
+
+def _said_in_full(state: dict[str, Any]) -> dict[str, Any]:
+    """From format 1, in which what did not exist yet could be missing."""
+    nothing = {"decision": None, "machines": [], "residuals": [None] * len(state["averages"])}
+    config = Config.from_dict(json.loads(state["config"])).as_dict()
+    seconds = dict.fromkeys(PHASES, 0.0) | state["seconds"]
+    return nothing | state | {"config": json.dumps(config, sort_keys=True), "seconds": seconds}

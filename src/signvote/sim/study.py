@@ -27,8 +27,9 @@ from signvote.core.layout import Layout
 from signvote.core.rules import RULES, make_rule
 from signvote.errors import ConfigError
 from signvote.names import check_name
-from signvote.sim.compare import identity, names_of
+from signvote.sim.compare import names_of
 from signvote.sim.config import Config
+from signvote.sim.results import identity
 
 LISTS = {
     "rules": "rule",

@@ -29,18 +29,19 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote.core.ballot import REASONS
+from signvote.core.ballot import NON_FINITE, REASONS
 from signvote.core.bits import Zeros, coin_for, pack_signs
-from signvote.core.encoder import NON_FINITE, averaged_
+from signvote.core.encoder import averaged_, check_momentum
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
-from signvote.core.server import RoundReport, Server, check_state
+from signvote.core.server import RoundReport, Server
 from signvote.core.trust import Evidence, State
 from signvote.core.vote import Votes
 from signvote.engines.ddp.balance import Balancer
 from signvote.engines.ddp.meeting import Meeting
 from signvote.engines.ddp.shares import Shares
 from signvote.errors import ConfigError, EngineError, StateError
+from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend, words_for
 
 VERSION = 1
@@ -88,8 +89,7 @@ class VoteState:
         **options: object,
     ) -> None:
         check_model(model)
-        if not 0 <= momentum < 1:
-            raise ConfigError(f"momentum is {momentum}; it must lie in [0, 1)")
+        check_momentum(momentum)
         module = model.module if isinstance(model, DistributedDataParallel) else model
         self.parameters = trainable(module)
         self.layout = Layout.of(self.parameters)
@@ -336,7 +336,7 @@ class VoteState:
         if not states:
             raise StateError("no state given; wanted those of all ranks")
         for state in states:
-            check_state(state, **self._identity())
+            check_state(upgraded(state, "a rank's state", VERSION), **self._identity())
         self.server.load_state_dict(*(state["server"] for state in states))
         mine = next((s["average"] for s in states if s["worker"] == self.worker_id), None)
         if self.average is not None:

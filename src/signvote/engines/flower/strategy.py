@@ -28,7 +28,7 @@ from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.layout import Layout
 from signvote.core.rule import Rule
-from signvote.core.server import Server, check_state
+from signvote.core.server import Server
 from signvote.core.worker import apply_decision
 from signvote.engines.flower.records import (
     BALLOT,
@@ -44,6 +44,7 @@ from signvote.engines.flower.records import (
     to_array,
 )
 from signvote.errors import BallotError, ConfigError, EngineError, LayoutError
+from signvote.formats import check_state, upgraded
 
 log = logging.getLogger("flwr")  # Flower's own
 
@@ -347,7 +348,7 @@ class SignVote(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; the nodes are sent the whole model in the next round."""
-        check_state(state, kind="flower", version=VERSION)
+        check_state(upgraded(state, "the checkpoint", VERSION), kind="flower")
         self.server.load_state_dict(state["server"])
         self._take(state["model"])
         self.nodes = list(state["nodes"])

@@ -1,4 +1,4 @@
-"""The command line: `signvote COMMAND`. Parses, shows progress, prints tables; the work is done elsewhere."""
+"""The commands that train and show: `train`, `compare`, `study`, `report`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import json
 import shlex
 import sys
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
-from rich.progress import Progress, TaskID
-from tyro.conf import Positional, subcommand
+from tyro.conf import Positional
 
-from signvote import __version__
-from signvote.errors import ConfigError, SignVoteError
-from signvote.showing import progress_bars, run_all, show
+from signvote.cli.showing import progress_bars, run_all, show
+from signvote.errors import ConfigError
 
 if TYPE_CHECKING:
-    from signvote.sim import Config
+    from signvote.sim import Config, TensorBoard
     from signvote.sim.machine import Machine
 
 Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
@@ -29,7 +26,7 @@ DataDir = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What to compute on, and with what data: shared by `train`, `compare` and `study`."""
+    """What to compute on, with what data, and who is told: shared by `train`, `compare` and `study`."""
 
     device: str = "cpu"
     """Where to compute: cpu, cuda, or one of several GPUs as cuda:1."""
@@ -37,6 +34,14 @@ class Where:
     """How a GPU multiplies; results say it. float32 is exact and slowest; a CPU always does that."""
     data_dir: DataDir = None
     """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    tensorboard: bool = False
+    """Also write TensorBoard's files into the folder of each run: scalars, histograms of trust."""
+
+    def trackers(self) -> list[type[TensorBoard]]:
+        """Who is told of each run, given its folder; checked here as well."""
+        from signvote.sim import TensorBoard
+
+        return [TensorBoard.checked()] if self.tensorboard else []
 
     def machine(self) -> Machine:
         """Checked here: a device that is missing is better said at once."""
@@ -46,7 +51,9 @@ class Where:
 
     def run_all(self, runs: dict[str, Config], out: Path, command: str, jobs: int | None) -> None:
         """Run what is not done yet, here, and show the results of all."""
-        here: dict[str, Any] = {"machine": self.machine(), "data_dir": self.data_dir}
+        here: dict[str, Any] = {
+            "machine": self.machine(), "data_dir": self.data_dir, "trackers": self.trackers(),
+        }  # fmt: skip
         run_all(runs, out, command=command, jobs=jobs, **here)
 
 
@@ -109,8 +116,10 @@ class Common(Where):
 class Train(Common):
     """Train once: any rule, task, population, attack.
 
-    Writes result.json, report.html, figure.png and a checkpoint into --out. Ctrl-C stops after the
+    Writes results.json and .csv, report.html, figure.png and a checkpoint into --out. Ctrl-C stops after the
     round; --resume goes on bit for bit.
+
+    signvote train --rule robust --batch-sizes 4 4 4 64 256 --attack sleeper:1:100 --out runs/sleeper
     """
 
     rule: str = "pooled"
@@ -129,6 +138,7 @@ class Train(Common):
     def run(self) -> None:
         """Do it."""
         from signvote.sim import Run, train
+        from signvote.sim.results import results_of
         from signvote.tasks import load_task
 
         options = dict(_option(text) for text in self.options)
@@ -137,7 +147,7 @@ class Train(Common):
             raise ConfigError(
                 f"{self.out} holds a run already; add --resume to go on, or choose another --out"
             )
-        machine = self.machine()
+        machine, trackers = self.machine(), [tracker(self.out) for tracker in self.trackers()]
         task = load_task(config.task, self.data_dir, config.model)
         with progress_bars() as progress:
             bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
@@ -146,8 +156,10 @@ class Train(Common):
                 accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
                 progress.update(bar, completed=run.round, accuracy=accuracy)
 
-            result = train(config, task, self.out, resume=self.resume, watch=watch, machine=machine)
-        show({"format": 1, "command": _command(), "runs": [result]}, self.out)
+            result = train(
+                config, task, self.out, resume=self.resume, watch=watch, machine=machine, trackers=trackers
+            )
+        show(results_of([result], _command()), self.out)
         if result["status"] == "interrupted":
             Console().print(f"Stopped after round {result['rounds_done']}; go on with --resume.")
 
@@ -156,8 +168,10 @@ class Train(Common):
 class Compare(Common):
     """The paper's figure: rules x batch modes x seeds.
 
-    Writes results.json, results.md, figure.png, figure.svg and report.html into --out. What is done already is
-    skipped, so an interrupted comparison goes on where it was.
+    Writes results.json, .csv and .md, figure.png, figure.svg and report.html into --out. What is done already
+    is skipped, so an interrupted comparison goes on where it was.
+
+    signvote compare --task mnist --rules majority pooled robust --modes 1 2 3 4 --seeds 0 1 2
     """
 
     rules: tuple[str, ...] = ("majority", "it-signsgd", "pooled")
@@ -189,8 +203,10 @@ class Compare(Common):
 class Study(Where):
     """Run what a TOML file lists: one command repeats a published result.
 
-    Writes results.json, results.md, figure.png, figure.svg and report.html into --out. A run that
-    results.json holds is not run again, here or on another machine; --seeds adds to them.
+    Writes what `compare` does into --out. A run that results.json holds is not run again, here or on another
+    machine; --seeds adds to them.
+
+    signvote study paper/fig1-mnist.toml --device cuda --seeds 3 4
     """
 
     file: Positional[Path]
@@ -223,128 +239,46 @@ class Study(Where):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fetch:
-    """Fetch data sets with checksums, or verify those that are there."""
+class Report:
+    """Merge the runs of several folders into one page, figure and table, and compare them.
 
-    names: Positional[tuple[str, ...]] = ("mnist",)
-    """mnist, fashion-mnist, cifar10."""
-    data_dir: DataDir = None
-    """Where to; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
-    verify: bool = False
-    """Only say what is there."""
+    A run that several folders hold is taken once. Where they hold different results of one configuration, both
+    are shown, named by their folder. Writes what `compare` does; reads results of any earlier signvote.
 
-    def run(self) -> None:
-        """Do it."""
-        from signvote.tasks.download import fetch, verify
-        from signvote.tasks.files import data_folder
-
-        folder = data_folder(self.data_dir)
-        for name in self.names:
-            if not self.verify:
-                with Progress(transient=True) as progress:
-                    fetch(name, folder, progress=partial(_watch_file, progress, {}))
-            files = verify(name, folder)
-            if not files:
-                Console().print(f"{name} comes with signvote; there is nothing to fetch.")
-            for file, state in files.items():
-                Console().print(f"{folder / file}: {state}", soft_wrap=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Time every kernel as a ratio to copying the float32 vector in the same run.
-
-    Prints a table and writes JSON: pack, votes, trust, steps, beside the textbook way in torch;
-    one thread and all, several numbers of workers, and at growing sizes to show that cost is linear.
+    signvote report runs/mine runs/theirs --baseline pooled
     """
 
-    what: Positional[Literal["kernels"]] = "kernels"
-    """What to time."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    """What to time; cuda: bandwidth as a share of a copy's."""
-    coordinates: int | None = None
-    """N, the length of the vector; default: 25 million, on a GPU 100 million."""
-    workers: tuple[int, ...] | None = None
-    """M, the numbers of workers; default: 15, 50 and 100, on a GPU 15."""
-    threads: tuple[int, ...] = ()
-    """Numbers of threads; default: 1 and all."""
-    repeats: int = 5
-    """Runs of each; the fastest counts."""
-    out: Path = Path("bench.json")
-    """Where the JSON goes."""
+    folders: Positional[tuple[Path, ...]]
+    """Where `train`, `compare` or `study` wrote: folders, or results.json files."""
+    out: Out = Path("runs/report")
+    """Where the page goes."""
+    baseline: str = "majority"
+    """The rule to measure the others against, in points of accuracy paired by seed."""
 
     def run(self) -> None:
         """Do it."""
-        from signvote import bench, bench_cuda
+        from signvote.names import check_name
+        from signvote.sim.results import merged, read
 
-        gpu = self.device == "cuda"
-        n = (100_000_000 if gpu else 25_000_000) if self.coordinates is None else self.coordinates
-        workers = ((15,) if gpu else (15, 50, 100)) if self.workers is None else self.workers
-        if gpu:
-            bench_cuda.kernels(n, workers, self.repeats, self.out)
-        else:
-            bench.kernels(n, workers, self.threads, self.repeats, self.out)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowerApp:
-    """Write a Flower app that trains by votes, to run with `flwr run` and to change."""
-
-    folder: Positional[Path]
-    """A new or empty folder."""
-
-    def run(self) -> None:
-        """Do it."""
-        from signvote.engines.flower_app import write_app
-
-        for path in write_app(self.folder):
-            Console().print(path, highlight=False, soft_wrap=True)
+        if not self.folders:
+            raise ConfigError("nothing to report: give the folders of some runs, such as runs/compare")
+        results = merged({str(folder): read(_results_in(folder)) for folder in self.folders})
+        if self.baseline != "majority":
+            check_name("rule", self.baseline, dict.fromkeys(run["config"]["rule"] for run in results["runs"]))
+        self.out.mkdir(parents=True, exist_ok=True)
+        show(results, self.out, self.baseline)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rules:
-    """What each rule does, and when to take it."""
-
-    def run(self) -> None:
-        """Do it."""
-        from signvote.core.rules import RULES, summary
-
-        for name in RULES:
-            Console().print(name, *summary(name), sep="\n  ", markup=False, highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """Print the version."""
-
-    def run(self) -> None:
-        """Do it."""
-        Console().print(__version__, highlight=False)
-
-
-Command = (
-    Annotated[Compare, subcommand("compare")]
-    | Annotated[Train, subcommand("train")]
-    | Annotated[Study, subcommand("study")]
-    | Annotated[Rules, subcommand("rules")]
-    | Annotated[Bench, subcommand("bench")]
-    | Annotated[Fetch, subcommand("data")]
-    | Annotated[FlowerApp, subcommand("flower-app")]
-    | Annotated[Version, subcommand("version")]
-)
-
-
-def main() -> None:
-    """Parse the command line and run the command; our errors are one sentence and exit code 2."""
-    command = tyro.cli(Command, prog="signvote", description="One-bit training on unequal machines.")
-    try:
-        command.run()
-    except SignVoteError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+def _results_in(folder: Path) -> Path:
+    """The results file of a folder, or the file itself."""
+    names = ("results.json", "result.json")
+    found = [folder, *(folder / name for name in names)]
+    for path in found:
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"{folder} holds no {' or '.join(names)}; give a folder that train, compare or study wrote"
+    )
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -358,16 +292,5 @@ def _option(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def _fail(sentence: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(f"signvote: {sentence}", markup=False, highlight=False)
-    sys.exit(2)
-
-
 def _command() -> str:
     return shlex.join(["signvote", *sys.argv[1:]])
-
-
-def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: int, total: int) -> None:
-    if file not in bars:
-        bars[file] = progress.add_task(file)
-    progress.update(bars[file], completed=done, total=total or None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from signvote.errors import ConfigError
 
 if TYPE_CHECKING:
-    from signvote.sim import Config
+    from signvote.sim import Config, Tracker
     from signvote.sim.machine import Machine
 
 
@@ -35,9 +35,11 @@ def run_all(
     jobs: int | None,
     machine: Machine,
     data_dir: Path | None,
+    trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> None:
     """Run what is not done yet, showing what is under way, then write and print the results of all."""
-    from signvote.sim.compare import compare, identity, identity_of
+    from signvote.sim.compare import compare
+    from signvote.sim.results import identity, identity_of
 
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
@@ -54,7 +56,7 @@ def run_all(
 
         results = compare(
             configs, out, names=list(runs), command=command, data_dir=data_dir, machine=machine,
-            jobs=jobs, watch=watch,
+            jobs=jobs, watch=watch, trackers=trackers,
         )  # fmt: skip
     if results["runs"]:
         show(results, out)
@@ -64,12 +66,12 @@ def run_all(
         Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
 
 
-def show(results: dict[str, Any], out: Path) -> None:
+def show(results: dict[str, Any], out: Path, baseline: str = "majority") -> None:
     """Write what people look at, and print the table."""
     from signvote import report
     from signvote.report import terminal
 
-    report.write(results, out)
+    report.write(results, out, baseline)
     console = Console()
-    console.print(terminal.table_of(report.table(results)))
+    console.print(terminal.table_of(report.table(results, baseline), baseline))
     console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)

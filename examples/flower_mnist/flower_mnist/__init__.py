@@ -1,1 +1,0 @@
-"""MNIST by votes of packed signs, over Flower."""

@@ -1,0 +1,123 @@
+"""The commands as a user types them: help, completion, doctor, report, what is said when something is wrong."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from signvote.cli import COMMANDS
+from signvote.cli.training import Report
+from signvote.doctor import findings
+from signvote.errors import ConfigError
+from signvote.report import table
+from tests.test_package import command
+from tests.test_report import made_up_run, results_of
+
+
+def test_help_names_every_command_in_a_line_and_each_explains_itself() -> None:
+    overview = command("--help").stdout
+    for name, kind in COMMANDS.items():
+        assert f"• {name} " in overview
+        assert (kind.__doc__ or "").splitlines()[0][:30] in overview
+    assert "Ctrl-C stops after the" not in overview
+    train = command("train", "--help").stdout
+    assert "Ctrl-C stops after the" in train
+    assert "signvote train --rule robust" in train
+
+
+def test_commands_and_flags_have_one_spelling() -> None:
+    """The same setting has the same name everywhere; many of it, the plural."""
+    fields = {name: set(getattr(kind, "__dataclass_fields__", {})) for name, kind in COMMANDS.items()}
+    assert fields["train"] - fields["compare"] == {"rule", "mode", "seed", "resume", "options"}
+    assert fields["compare"] - fields["train"] == {"rules", "modes", "seeds", "jobs"}
+    assert {"out", "device", "precision", "data_dir", "tensorboard", "seeds", "jobs"} <= fields["study"]
+
+
+@pytest.mark.parametrize("kind", COMMANDS.values(), ids=COMMANDS)
+def test_every_flag_is_explained(kind: type) -> None:
+    """A text after each field is its help."""
+    for each in kind.__mro__[:-1]:
+        body = ast.parse(inspect.getsource(each)).body[0].body  # type: ignore[attr-defined]
+        for field, after in itertools.pairwise(body):
+            if isinstance(field, ast.AnnAssign):
+                assert isinstance(after, ast.Expr), ast.unparse(field)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, tmp_path: Path) -> None:
+    script = command("completion", shell).stdout
+    assert "signvote" in script
+    if shell == "bash":
+        (tmp_path / "script").write_text(script)
+        ask = (
+            f"source {tmp_path / 'script'}; COMP_WORDS=(signvote do); COMP_CWORD=1; COMP_LINE='signvote do'; "
+            'COMP_POINT=11; f=$(complete -p signvote | sed "s/.*-F \\([^ ]*\\).*/\\1/"); '
+            '$f signvote do signvote; echo "${COMPREPLY[@]}"'
+        )
+        told = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+        assert told.stdout.split() == ["doctor"]
+
+
+def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {finding.what: finding for finding in findings(tmp_path)}
+    assert found["versions"].text.startswith("signvote ")
+    assert found["kernels on the CPU"].text == "numba"
+    assert re.match(r"pack \d+\.\d\d, majority", found["speed"].text)
+    assert (found["mnist-10k"].good, found["mnist-10k"].text) == (True, "comes with signvote")
+    assert not found["mnist"].good
+    assert "and 3 more: signvote data mnist, or --data-dir" in found["mnist"].text
+    assert "gloo" in found["torch.distributed"].text
+    monkeypatch.setattr("signvote.doctor.EXTRAS", {"no-such-package": ("nothing", "signvote[nothing]")})
+    monkeypatch.setenv("SIGNVOTE_KERNELS", "reference")
+    found = {finding.what: finding for finding in findings(tmp_path)}
+    assert found["no-such-package"].text == "needed for nothing: pip install 'signvote[nothing]'"
+    assert found["kernels on the CPU"].text == "plain torch, as SIGNVOTE_KERNELS=reference says"
+    run = command("doctor", "--data-dir", str(tmp_path))
+    assert run.returncode == 0
+    assert "missing cifar10: " in run.stdout
+
+
+def test_report_merges_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    seeds = (0, 1, 2)
+    one = results_of(*(made_up_run("majority", seed=s) for s in seeds))
+    two = results_of(*(made_up_run("pooled", seed=s) for s in seeds), made_up_run("majority", seed=0))
+    for name, results in (("one", one), ("two", two)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(results))
+    (tmp_path / "alone.json").write_text(json.dumps(made_up_run("robust")))
+    out = tmp_path / "out"
+    Report(folders=(tmp_path / "one", tmp_path / "two", tmp_path / "alone.json"), out=out).run()
+    merged = json.loads((out / "results.json").read_text())
+    assert len(merged["runs"]) == 7
+    names = {"figure.png", "figure.svg", "report.html", "results.csv", "results.json", "results.md"}
+    assert {path.name for path in out.iterdir()} == names
+    assert "against" in capsys.readouterr().out
+    assert "in points, paired by seed" in (out / "report.html").read_text()
+    lead = {row["rule"]: (row["lead"], row["lead_spread"]) for row in table(merged)}
+    last = {
+        (run["config"]["rule"], run["config"]["seed"]): run["evaluations"]["accuracy"][-1]
+        for run in merged["runs"]
+    }
+    by_seed = [last["pooled", s] - last["majority", s] for s in seeds]
+    assert lead["pooled"][0] == pytest.approx(sum(by_seed) / 3)
+    assert lead["robust"] == (pytest.approx(last["robust", 0] - last["majority", 0]), None)
+    assert lead["majority"] == (None, None)
+    assert {row["rule"]: row["lead"] for row in table(merged, "robust")}["robust"] is None
+
+
+def test_a_report_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing to report: give the folders of some runs"):
+        Report(folders=()).run()
+    with pytest.raises(ConfigError, match=r"holds no results.json or result.json; give a folder that train"):
+        Report(folders=(tmp_path,)).run()
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results_of(made_up_run())))
+    with pytest.raises(ConfigError, match="there is no rule 'poled'; did you mean 'pooled'"):
+        Report(folders=(tmp_path,), baseline="poled").run()

@@ -1,0 +1,113 @@
+"""Trackers hear of a run once, also when it goes on; TensorBoard's files hold what they should."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from signvote.errors import ConfigError
+from signvote.sim import Config, TensorBoard, train
+from signvote.sim import tracking as tracking_module
+from signvote.sim.compare import compare
+from tests.test_formats import config, toy
+from tests.test_sim import small
+
+
+class Heard:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.starts: list[tuple[str, int]] = []
+        self.logs: list[tuple[int, dict[str, float], dict[str, list[float]]]] = []
+        self.ends: list[str] = []
+
+    def start(self, config: dict[str, Any], round: int) -> None:
+        self.starts.append((config["rule"], round))
+
+    def log(self, round: int, scalars: dict[str, float], trust: dict[str, list[float]]) -> None:
+        self.logs.append((round, scalars, trust))
+
+    def finish(self, result: dict[str, Any]) -> None:
+        self.ends.append(result["status"])
+
+
+def test_a_tracker_hears_what_the_result_says(tmp_path: Path) -> None:
+    heard, other = Heard(), Heard()
+    result = train(config("pooled"), toy(), tmp_path, trackers=[heard, other])
+    assert heard.starts == [("pooled", 0)]
+    assert heard.ends == ["done"]
+    assert heard.logs == other.logs
+    measured = result["evaluations"]
+    assert [round for round, *_ in heard.logs] == measured["round"]
+    assert [scalars["accuracy"] for _, scalars, _ in heard.logs] == measured["accuracy"]
+    assert [scalars["loss"] for _, scalars, _ in heard.logs] == measured["loss"]
+    (_, first, nothing), *_, (_, last, trust) = heard.logs
+    assert (first["bytes_up"], first["seconds"], nothing) == (0, 0.0, {})
+    assert last["bytes_up"] == last["bytes_down"] == 8 * 3 * 69
+    assert last["voters"] == 3
+    assert last["seconds"] == pytest.approx(result["seconds"]["total"], rel=0.5)
+    assert trust["weight"] == pytest.approx(result["trust"]["weight"][-1], rel=1e-5)
+    assert trust["crossover"] == pytest.approx(result["trust"]["crossover"][-1], rel=1e-5)
+
+
+def test_going_on_repeats_nothing(tmp_path: Path) -> None:
+    heard = Heard()
+    train(config("pooled"), toy(), tmp_path, trackers=[heard], watch=lambda run: run.round == 5)
+    train(config("pooled"), toy(), tmp_path, trackers=[heard], resume=True)
+    assert heard.starts == [("pooled", 0), ("pooled", 5)]
+    assert [round for round, *_ in heard.logs] == [0, 2, 4, 6, 8]
+    assert heard.ends == ["interrupted", "done"]
+
+
+def test_yardsticks_have_no_trust_and_who_was_away_is_nan(tmp_path: Path) -> None:
+    heard = Heard()
+    common: dict[str, Any] = {"task": "toy", "batch_sizes": (2, 4, 8), "rounds": 2, "evaluate_every": 1}
+    train(Config(rule="oracle", **common), toy(), tmp_path / "a", trackers=[heard])
+    assert all(trust == {} for *_, trust in heard.logs)
+    away = Heard()
+    train(Config(rule="pooled", absent=("0:1:2",), **common), toy(), tmp_path / "b", trackers=[away])
+    crossover = away.logs[-1][2]["crossover"]
+    assert math.isnan(crossover[0])
+    assert all(map(math.isfinite, crossover[1:]))
+
+
+def events(folder: Path) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    return EventAccumulator(str(folder), size_guidance={"histograms": 0}).Reload()
+
+
+def test_tensorboard_holds_scalars_and_histograms(tmp_path: Path) -> None:
+    """A run that was stopped and goes on is one run there."""
+    board = TensorBoard(tmp_path)
+    train(config("pooled"), toy(), tmp_path, trackers=[board], watch=lambda run: run.round == 5)
+    result = train(config("pooled"), toy(), tmp_path, trackers=[board], resume=True)
+    found = events(tmp_path)
+    seen = [(e.step, e.value) for e in found.Scalars("accuracy")]
+    measured = result["evaluations"]
+    assert seen == [
+        (r, pytest.approx(a)) for r, a in zip(measured["round"], measured["accuracy"], strict=True)
+    ]
+    assert {"loss", "voters", "bytes_up", "bytes_down", "seconds", "weight/worker 2"} <= set(
+        found.Tags()["scalars"]
+    )
+    weights = found.Histograms("trust/weight")
+    assert [e.step for e in weights] == [2, 4, 6, 8]
+    assert weights[-1].histogram_value.num == 3
+    assert weights[-1].histogram_value.sum == pytest.approx(sum(result["trust"]["weight"][-1]), rel=1e-4)
+
+
+def test_every_run_of_a_comparison_has_its_own(tmp_path: Path) -> None:
+    configs = [small(rounds=2, evaluate_every=1), small(rounds=2, evaluate_every=1, rule="majority")]
+    compare(configs, tmp_path, trackers=[TensorBoard], jobs=1)
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [len(events(folder).Scalars("loss")) for folder in folders] == [3, 3]
+
+
+def test_without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'signvote\[tensorboard\]'"):
+        TensorBoard("anywhere")
