@@ -14,17 +14,12 @@ def table_of(rows: list[dict[str, Any]], baseline: str = BASELINE) -> Table:
     """Final accuracy by rule and batches; other settings only where they differ between rows."""
     settings = ("task", "recipe", "attack", "split", "detail", "status")
     varying = [k for k in settings if len({row[k] for row in rows}) > 1]
-    table = Table(title="Test accuracy at the end", title_justify="left", caption="fewer: than float32", caption_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="Test accuracy at the end", title_justify="left", box=SIMPLE_HEAD,
+        caption="fewer: than float32", caption_justify="left",
+    )  # fmt: skip
     led = [f"against {baseline}"] if any(row["lead"] is not None for row in rows) else []
-    for name in (
-        *varying,
-        "batches",
-        "rule",
-        "accuracy",
-        *led,
-        "seeds",
-        "vote bytes", "fewer",
-    ):
+    for name in (*varying, "batches", "rule", "accuracy", *led, "seeds", "vote bytes", "fewer"):
         wide = 12 if name in ("accuracy", *led) else None  # a number and its spread in one line
         left = name in (*varying, "batches", "rule")
         table.add_column(name, justify="left" if left else "right", min_width=wide)
