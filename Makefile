@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench docs dist clean
 
 demo: $(READY)  ## the paper's comparison on the bundled data
 	@echo "Comparing three rules, 15 workers, equal batches and very unequal ones, 3 seeds: about 2 minutes."
@@ -23,6 +23,15 @@ bench: $(READY)  ## kernels against copy speed, as ratios
 docs: $(READY)  ## this documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html; to search in it, too: $(BIN)/python -m http.server --directory site"
+
+dist: $(READY)  ## wheel and sdist in dist/, each installed with its dependencies into an empty environment and tried
+	rm -rf dist && $(BIN)/python -m hatchling build
+	for file in dist/*.whl dist/*.tar.gz; do \
+	  rm -rf dist/empty && $(PYTHON) -m venv dist/empty && \
+	  dist/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$file && \
+	  dist/empty/bin/signvote doctor && \
+	  dist/empty/bin/signvote train --model mlp --rounds 20 --evaluate-every 10 --out dist/empty/run || exit 1; \
+	done; rm -rf dist/empty
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."

@@ -147,6 +147,10 @@ def _weight_sums(
 def conv_weights_(
     out: Tensor, x: Tensor, g: Tensor, stride: tuple[int, int], padding: tuple[int, int], parts: Parts
 ) -> None:
+    """Write the gradient of a convolution's weights into `out`, by worker: x its input, g that of its output.
+
+    Pieces of a worker's samples are summed first, then the pieces, both in a fixed order.
+    """
     x, g = (t.contiguous(memory_format=torch.channels_last) for t in (x, g))
     workers, c, c_in, k_h, k_w = out.shape
     columns = c_in * k_h * k_w

@@ -200,6 +200,7 @@ def _few(shape: dict[str, int]) -> dict[str, int]:
 
 
 def moments(x: Tensor, parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1 / deviation of each channel over each worker's own samples: (workers, channels) each."""
     (pixels, shape), c = _shape(x), x.shape[1]
     partial = torch.empty(parts.samples, 2, c, device=x.device)
     mean, scale = torch.empty(2, len(parts.sizes), c, device=x.device)
@@ -214,6 +215,7 @@ def normalise(
     x: Tensor, shortcut: Tensor | None, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor,
     parts: Parts, relu: bool,
 ) -> Tensor:  # fmt: skip
+    """Batch norm by worker, then the shortcut if there is one, then relu if asked for, in one pass."""
     (pixels, shape), y = _shape(x), torch.empty_like(x)
     constants = parts.owner, mean, scale, weight, bias
     _normalise[parts.samples,](
@@ -227,6 +229,7 @@ def normalise_backward_(
     weight_grad: Tensor, bias_grad: Tensor, g: Tensor, x: Tensor, y: Tensor, mean: Tensor, scale: Tensor,
     weight: Tensor, bias: Tensor, parts: Parts, relu: bool, shortcut: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Gradients of input and shortcut, from that of the output, g; those of weight and bias are written by worker."""
     (pixels, shape), c, workers = _shape(x), x.shape[1], len(parts.sizes)
     kind = {"RELU": relu, "SHORTCUT": shortcut, **shape}
     constants = mean, scale, weight, bias
