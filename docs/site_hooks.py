@@ -3,7 +3,7 @@
 on_files            brings in PAGES with their figures, and makes a page of each source that is linked to
 on_page_markdown    points links at those pages, or into the API reference
 on_page_content     LaTeX becomes MathML, so that equations need no script
-Doctests            for the reference: a doctest is shown as code
+Docstrings          for the reference: doctests, tables and equations are shown as they stand
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ SOURCE = "source/"  # pages that show a source
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")  # text, target, anchor
 LATEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-DOCTEST = re.compile(r"^>>> (?:.+\n?)+", re.MULTILINE)
 REFERENCE = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
 MODULES = set(re.findall(r"^::: (\S+)", REFERENCE, re.MULTILINE))
 
@@ -74,15 +73,21 @@ def on_page_content(content: str, **_: Any) -> str:
     return LATEX.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), content)
 
 
-class Doctests(griffe.Extension):
-    """Fences the doctests of docstrings, which Markdown takes for quotations."""
+class Docstrings(griffe.Extension):
+    """Fences what Markdown would run together: doctests, and paragraphs whose columns are aligned by spaces."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of an object of the package."""
         if obj.docstring:
-            obj.docstring.value = DOCTEST.sub(
-                lambda test: f"```pycon\n{test[0].rstrip()}\n```\n", obj.docstring.value
-            )
+            obj.docstring.value = "\n\n".join(map(_fenced_if_aligned, obj.docstring.value.split("\n\n")))
+
+
+def _fenced_if_aligned(paragraph: str) -> str:
+    if paragraph.startswith(">>> "):
+        return f"```pycon\n{paragraph}\n```"
+    return (
+        f"```text\n{paragraph}\n```" if re.search(r"^\S.*\S {3,}\S", paragraph, re.MULTILINE) else paragraph
+    )
 
 
 def _target(uri: str, link: str) -> str | None:

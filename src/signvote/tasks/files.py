@@ -1,8 +1,8 @@
 """The official files of the data sets: where they lie, and readers that refuse what is damaged.
 
-    DIR/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte            MNIST, IDX files, also as .gz
-    DIR/fashion-mnist/                                                Fashion-MNIST, the same names
-    DIR/cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin         CIFAR-10, binary version
+DIR/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte            MNIST, IDX files, also as .gz
+DIR/fashion-mnist/                                                Fashion-MNIST, the same names
+DIR/cifar-10-batches-bin/{data_batch_1..5,test_batch}.bin         CIFAR-10, binary version
 
 DIR is the folder asked for, else the environment variable SIGNVOTE_DATA, else ~/.cache/signvote.
 """
