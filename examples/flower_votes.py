@@ -64,9 +64,7 @@ def main(grid: Grid, context: Context) -> None:
     result = strategy.start(grid, arrays, num_rounds=options.rounds, evaluate_fn=evaluate)
     first, *_, last = (record["accuracy"] for record in result.evaluate_metrics_serverapp.values())
     print(f"test accuracy {first:.1%} before, {last:.1%} after {strategy.round} rounds")
-    voters = (
-        strategy.server.report.voters
-    )  # numbered by Flower's node ids, so not in the order of BATCH_SIZES
+    voters = strategy.server.report.voters  # numbered as Flower's node ids are, not as BATCH_SIZES
     print(f"{len(voters)} of {len(BATCH_SIZES)} nodes voted in the last round")
 
 

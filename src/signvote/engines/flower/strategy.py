@@ -348,7 +348,8 @@ class SignVote(Strategy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state; the nodes are sent the whole model in the next round."""
-        check_state(upgraded(state, "the checkpoint", VERSION), kind="flower")
+        check_state(state, kind="flower")
+        state = upgraded(state, "the checkpoint", VERSION)
         self.server.load_state_dict(state["server"])
         self._take(state["model"])
         self.nodes = list(state["nodes"])
