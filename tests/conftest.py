@@ -38,3 +38,10 @@ def seeded() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits() -> Task:
     return load_task("mnist-10k", model="mlp")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests are not traced, which would double their time: quick ones have to cover the core."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker("no_cover")

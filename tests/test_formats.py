@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from signvote import Layout, Server, StateError, Worker, checkpoint
+from signvote.engines.flower import SignVote
 from signvote.report import page, table
 from signvote.sim import Config, Run, train
 from signvote.sim.results import FORMAT, merged, read, results_of, to_csv
@@ -98,7 +99,7 @@ def test_of_a_later_signvote() -> None:
     run = Run(config("pooled"), toy())
     layout = Layout([("w", (3,))])
     worker, server = Worker({"w": torch.zeros(3)}, worker_id=0), Server(layout)
-    for kept, newest in ((run, 2), (worker, 1), (server, 2)):
+    for kept, newest in ((run, 2), (worker, 1), (server, 2), (SignVote(layout), 1)):
         state = kept.state_dict() | {"version": 9}
         with pytest.raises(StateError, match=later.format(newest)):
             kept.load_state_dict(state)

@@ -292,7 +292,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
         "--model",
         "mlp",
         "--rounds",
-        "250",
+        "120",
         "--rules",
         "majority",
         "pooled",
@@ -314,7 +314,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     finished = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "not finished" not in finished.stdout
     results = json.loads((tmp_path / "grid" / "results.json").read_text())
-    assert [run["rounds_done"] for run in results["runs"]] == [250, 250]
+    assert [run["rounds_done"] for run in results["runs"]] == [120, 120]
 
 
 @pytest.mark.slow
