@@ -10,7 +10,7 @@ demo: $(READY)  ## the paper's comparison on the bundled data
 	$(BIN)/signvote compare --task mnist-10k --model mlp --recipe paper --modes 1 4 --seeds 0 1 2 --rounds 300 --out runs/demo
 
 test: lint  ## every check
-	$(BIN)/python -m pytest --numprocesses auto --maxschedchunk 2 --cov
+	$(BIN)/python -m pytest --numprocesses $$(( ($$(nproc) * 3 + 1) / 2 )) --maxschedchunk 2 --cov  # some tests mostly wait
 
 lint: $(READY)  ## style, formatting, types
 	$(BIN)/ruff check .
