@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+DEVELOP := .venv/.develop
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test lint bench docs dist clean
 
@@ -12,7 +14,7 @@ demo: $(READY)  ## the paper's comparison on the bundled data
 test: lint  ## every check
 	$(BIN)/python -m pytest --numprocesses $$(( ($$(nproc) * 3 + 1) / 2 )) --maxschedchunk 2 --cov  # some tests mostly wait
 
-lint: $(READY)  ## style, formatting, types
+lint: $(DEVELOP)  ## style, formatting, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -20,11 +22,11 @@ lint: $(READY)  ## style, formatting, types
 bench: $(READY)  ## kernels against copy speed, as ratios
 	$(BIN)/signvote bench kernels
 
-docs: $(READY)  ## this documentation as a site, in site/
+docs: $(DEVELOP)  ## this documentation as a site, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "Open site/index.html; to search in it, too: $(BIN)/python -m http.server --directory site"
 
-dist: $(READY)  ## wheel and sdist in dist/, each installed with its dependencies into an empty environment and tried
+dist: $(DEVELOP)  ## wheel and sdist in dist/, each installed with its dependencies into an empty environment and tried
 	rm -rf dist && $(BIN)/python -m hatchling build
 	for file in dist/*.whl dist/*.tar.gz; do \
 	  rm -rf dist/empty && $(PYTHON) -m venv dist/empty && \
@@ -36,8 +38,13 @@ dist: $(READY)  ## wheel and sdist in dist/, each installed with its dependencie
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,flower,tensorboard]"
+	$(INSTALL) -e .
 	@touch $(READY)
+
+$(DEVELOP): $(READY)
+	@echo "Installing what tests and docs need, once."
+	$(INSTALL) -e ".[dev,docs,flower,tensorboard]"
+	@touch $(DEVELOP)
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist site

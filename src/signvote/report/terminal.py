@@ -16,10 +16,10 @@ def table_of(rows: list[dict[str, Any]], baseline: str = BASELINE) -> Table:
     varying = [k for k in settings if len({row[k] for row in rows}) > 1]
     table = Table(
         title="Test accuracy at the end", title_justify="left", box=SIMPLE_HEAD,
-        caption="fewer: than float32", caption_justify="left",
+        caption="bytes of a vote, and how many times fewer than float32", caption_justify="left",
     )  # fmt: skip
     led = [f"against {baseline}"] if any(row["lead"] is not None for row in rows) else []
-    for name in (*varying, "batches", "rule", "accuracy", *led, "seeds", "vote bytes", "fewer"):
+    for name in (*varying, "batches", "rule", "accuracy", *led, "seeds", "bytes", "fewer"):
         wide = 12 if name in ("accuracy", *led) else None  # a number and its spread in one line
         left = name in (*varying, "batches", "rule")
         table.add_column(name, justify="left" if left else "right", min_width=wide)
