@@ -82,6 +82,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = command("doctor", "--data-dir", str(tmp_path))
     assert run.returncode == 0
     assert "missing cifar10: " in run.stdout
+    assert "pip install 'signvote[nothing]'" in run.stdout
 
 
 def test_report_merges_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

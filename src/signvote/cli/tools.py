@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 from tyro.conf import Positional
 
@@ -145,7 +146,9 @@ class Doctor:
 
         for finding in findings(self.data_dir):
             mark = {True: "[green]ok[/]     ", False: "[red]missing[/]", None: "       "}[finding.good]
-            Console(highlight=False).print(f"{mark} {finding.what}: {finding.text}", soft_wrap=True)
+            Console(highlight=False).print(
+                f"{mark} {escape(finding.what)}: {escape(finding.text)}", soft_wrap=True
+            )
 
 
 def _watch_file(progress: Progress, bars: dict[str, TaskID], file: str, done: int, total: int) -> None:
