@@ -20,7 +20,7 @@ from signvote import ConfigError, StateError, checkpoint
 from signvote.core.bits import unpack_signs
 from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
-from signvote.sim.compare import compare, name_of
+from signvote.sim.compare import _pool, compare, name_of
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.tasks import Data, Task, load_task
 
@@ -315,6 +315,14 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     assert "not finished" not in finished.stdout
     results = json.loads((tmp_path / "grid" / "results.json").read_text())
     assert [run["rounds_done"] for run in results["runs"]] == [120, 120]
+
+
+def test_a_second_ctrl_c_ends_a_comparison_at_once() -> None:
+    """It may come between a question to the manager and its answer, which is then somebody else's."""
+    with pytest.raises(KeyboardInterrupt), _pool(1) as (_, news, _):  # noqa: PT012
+        assert news.empty()
+        news._tls.connection.send((news._id, "get", (), {"timeout": 0}))
+        raise KeyboardInterrupt
 
 
 @pytest.mark.slow

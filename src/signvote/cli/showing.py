@@ -73,5 +73,6 @@ def show(results: dict[str, Any], out: Path, baseline: str = "majority") -> None
 
     report.write(results, out, baseline)
     console = Console()
-    console.print(terminal.table_of(report.table(results, baseline), baseline))
+    for table in terminal.tables_of(report.table(results, baseline), baseline):
+        console.print(table)
     console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)

@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Event
@@ -248,7 +248,8 @@ def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Any, Any]]:
         try:
             yield pool, news, stop
         except BaseException:
-            stop.set()
+            with suppress(Exception):  # a second Ctrl-C may have cut a call in half: this one gets its answer
+                stop.set()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
