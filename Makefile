@@ -12,7 +12,7 @@ demo: $(READY)  ## the paper's comparison on the bundled data
 	$(BIN)/signvote compare --task mnist-10k --model mlp --recipe paper --modes 1 4 --seeds 0 1 2 --rounds 300 --out runs/demo
 
 test: lint  ## every check
-	$(BIN)/python -m pytest --numprocesses $$(( ($$(nproc) * 3 + 1) / 2 )) --maxschedchunk 2 --cov  # some tests mostly wait
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxschedchunk 2 --cov  # processes, not threads, fill the cores
 
 lint: $(DEVELOP)  ## style, formatting, types
 	$(BIN)/ruff check .
@@ -39,12 +39,13 @@ $(READY): pyproject.toml constraints.txt
 	@echo "Setting up .venv: torch and the rest are installed once, which takes a minute or two."
 	$(PYTHON) -m venv .venv
 	$(INSTALL) -e .
-	@touch $(READY)
+	@touch $@
 
-$(DEVELOP): $(READY)
-	@echo "Installing what tests and docs need, once."
+$(DEVELOP): pyproject.toml constraints.txt
+	@echo "Setting up .venv with all that tests and docs need, once, which takes two minutes or three."
+	$(PYTHON) -m venv .venv
 	$(INSTALL) -e ".[dev,docs,flower,tensorboard]"
-	@touch $(DEVELOP)
+	@touch $(READY) $@
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage dist site
