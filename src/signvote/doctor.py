@@ -88,7 +88,10 @@ def _data(name: str, folder: Path) -> Finding:
         return Finding(what=name, text="comes with signvote")
     wrong = {file: state for file, state in states.items() if state != "ok"}
     if not wrong:
-        return Finding(what=name, text=f"{len(states)} files in {folder}, checksums right")
+        return Finding(
+            what=name,
+            text=f"{len(states)} files in {folder}, sizes right, and checksums where they are published",
+        )
     file, state = next(iter(wrong.items()))
     also = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
     return Finding(what=name, text=f"{file} {state}{also}: signvote data {name}, or --data-dir", good=False)
