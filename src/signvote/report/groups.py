@@ -105,10 +105,10 @@ class Group:
         bands = [band(values) for values in points]
         return Curve(rounds=rounds, mean=mean, low=[b[0] for b in bands], high=[b[1] for b in bands])
 
-    def final_accuracies(self) -> list[float]:
+    def final_by_seed(self) -> dict[int, float]:
         """Accuracy of each seed at the last round that all of them reached."""
         last = self.curve("accuracy").rounds[-1]
-        return [measured(run, "accuracy")[last] for run in self.runs]
+        return {run["config"]["seed"]: measured(run, "accuracy")[last] for run in self.runs}
 
     def bytes_per_worker(self, key: str) -> float | None:
         """Mean bytes per worker and round it took part in, of `bytes_up` or `bytes_down` of all together."""
@@ -321,13 +321,8 @@ def _lead(group: Group, found: list[Group], baseline: str) -> dict[str, float | 
     rivals = [
         g for g in found if g.rule == baseline and _conditions(g) == _conditions(group) and g is not group
     ]
-    mine = {run["config"]["seed"]: a for run, a in zip(group.runs, group.final_accuracies(), strict=True)}
-    by_seed = [
-        mine[run["config"]["seed"]] - accuracy
-        for rival in rivals[:1]
-        for run, accuracy in zip(rival.runs, rival.final_accuracies(), strict=True)
-        if run["config"]["seed"] in mine
-    ]
+    mine, its = group.final_by_seed(), rivals[0].final_by_seed() if rivals else {}
+    by_seed = [mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())]
     return {"lead": fmean(by_seed) if by_seed else None, "lead_spread": spread_of(by_seed)}
 
 
@@ -337,7 +332,7 @@ def _conditions(group: Group) -> list[Any]:
 
 
 def _row(group: Group) -> dict[str, Any]:
-    accuracies = group.final_accuracies()
+    accuracies = list(group.final_by_seed().values())
     up = group.bytes_per_worker("bytes_up")
     return {
         "task": group.config["task"],
