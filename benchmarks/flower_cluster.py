@@ -92,13 +92,13 @@ class Cluster:
         (self.home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\n{self.connection}'
         )
-        wait_for(self._listens, 30, f"the SuperLink does not listen\n{self.log('superlink')}")
+        wait_for(self._listens, 600, f"the SuperLink does not listen\n{self.log('superlink')}")
 
     def _listens(self) -> bool:
         with socket.socket() as s:
             return s.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def flwr(self, *arguments: str, seconds: float = 120) -> str:
+    def flwr(self, *arguments: str, seconds: float = 900) -> str:
         """What a `flwr` command prints."""
         done = subprocess.run(
             ["flwr", *arguments],
@@ -147,7 +147,7 @@ class Cluster:
         process = self.processes.pop(name)
         for pid in self.pids(under=process.pid):
             _signal(pid, signal.SIGKILL)
-        process.wait(10)
+        process.wait()
 
     def stop(self) -> None:
         """End all that is left, by pid."""
@@ -161,7 +161,7 @@ class Cluster:
                 time.sleep(0.1)
         assert not self.pids()
         for process in self.processes.values():
-            process.wait(5)
+            process.wait()
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

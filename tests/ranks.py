@@ -24,13 +24,21 @@ from signvote.sim.population import Sampler, generator, split
 from signvote.sim.run import Run
 from signvote.tasks.task import Data, Task
 
-PATIENCE = 240.0  # seconds for a group of ranks
+PATIENCE = 900.0  # seconds until something that must happen is given up; nothing is measured by it
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    """Wait until something has happened that must happen."""
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
 
 
 def together(world: int, work: Callable[..., Any], *args: Any, folder: Path) -> list[Any]:
     """What work(rank, world, *args) returns on each rank; None for one that died."""
-    context = mp.get_context("forkserver")  # which has imported torch once for all
-    context.set_forkserver_preload(["tests.ranks", "signvote.kernels.cpu", "torch.distributed.fsdp"])
+    context = mp.get_context("forkserver")  # which has loaded everything once for all
+    context.set_forkserver_preload(["tests.warm"])
     answers = context.Queue()
     meeting = folder / f"store-{time.monotonic_ns()}"
     ranks = [

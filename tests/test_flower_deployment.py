@@ -1,4 +1,8 @@
-"""Flower deployed: SuperLink and SuperNodes as processes, with TLS and node keys, failures and a resume."""
+"""Flower deployed: SuperLink and SuperNodes as processes, with TLS and node keys, and a resume.
+
+Every event is forced or waited for: a run ends by itself before anything is killed, and a round waits for all nodes.
+`make soak` kills at other moments.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,12 @@ from benchmarks.flower_cluster import Cluster, cluster, free_port, wait_for, wri
 from signvote import checkpoint
 from signvote.sim.gradients import evaluate
 from signvote.tasks import load_task
+from tests.ranks import PATIENCE
 
 pytestmark = pytest.mark.slow
 APP = Path(__file__).parent / "flower_apps" / "deployed.py"
 DOCS = Path(__file__).parent.parent / "docs" / "flower.md"
-NODES = 3
 COORDINATES = 50_890
-FAULTS = "1:garbage 2:stale 3:other"  # of the last node
 
 
 def documented(start: str) -> list[str]:
@@ -35,10 +38,10 @@ def shell(command: str, home: Path) -> None:
     subprocess.run(["bash", "-ec", command], cwd=home, check=True, capture_output=True)
 
 
-def make_keys(home: Path) -> None:
+def make_keys(home: Path, nodes: int) -> None:
     for command in [*documented("openssl req"), *documented("echo"), *documented("openssl x509")]:
         shell(command, home)
-    for node in range(NODES + 1):
+    for node in range(nodes):
         shell(documented("ssh-keygen")[0].replace("node0", f"node{node}"), home)
 
 
@@ -49,14 +52,12 @@ def superlink(c: Cluster) -> None:
     c.superlink()
 
 
-def supernode(c: Cluster, node: int) -> None:
+def supernode(c: Cluster, node: int, faults: str = "") -> None:
+    """Start a node; `faults` by round, see flower_apps/deployed.py."""
     command = documented("flower-supernode")[0].replace("superlink.example:8000", f"127.0.0.1:{c.port}")
     words = command.replace("node0", f"node{node}").split(" --node-config ")[0].split()
-    faults = f' faults="{FAULTS}"' if node == NODES - 1 else ""
-    c.start(
-        f"node{node}", *words, "--node-config", f"partition-id={node} num-partitions={NODES}{faults}",
-        "--port", str(free_port()),
-    )  # fmt: skip
+    config = f'partition-id={node} num-partitions=3 faults="{faults}"'
+    c.start(f"node{node}", *words, "--node-config", config, "--port", str(free_port()))
 
 
 def run(c: Cluster, name: str, app: Path, *config: str) -> None:
@@ -84,55 +85,36 @@ def rounds_counted(state: dict[str, Any], worker: int) -> float:
     return float(rule["counts"][rule["workers"].index(worker)][1].sum()) / COORDINATES
 
 
-def restart_until_let_in(c: Cluster, node: int) -> None:
-    """As a service manager would: a killed node is let in again when its last heartbeat is a minute old."""
-    before = c.log(f"node{node}").count("SuperNode ID:")
-
-    def is_in() -> bool:
-        if c.processes[f"node{node}"].poll() is not None:
-            c.kill(f"node{node}")
-            supernode(c, node)
-        return c.log(f"node{node}").count("SuperNode ID:") > before
-
-    supernode(c, node)
-    wait_for(is_in, 240, "a killed node is not let in again")
-
-
-def test_a_deployment_trains_through_failures_and_resumes(tmp_path: Path) -> None:
+def test_a_deployment_trains_and_resumes(tmp_path: Path) -> None:
+    """Two nodes of which one sends garbage in round 1 and a ballot for round 1 in round 2; a third is not registered."""
     saved = tmp_path / "run.safetensors"
-    config = {"rounds": 99, "min-nodes": NODES, "min-ballots": 1, "deadline": 120.0, "checkpoint": str(saved)}
+    config = {"rounds": 1, "min-nodes": 2, "min-ballots": 1, "deadline": PATIENCE, "checkpoint": str(saved)}
     app = write_app(tmp_path / "app", APP, config)
     with cluster(tmp_path / "home") as c:
-        make_keys(c.home)
+        make_keys(c.home, 3)
         superlink(c)
-        for node in range(NODES):
-            c.flwr("supernode", "register", f"node{node}.pub", "here")
-        for node in range(NODES + 1):  # the last one is not registered
-            supernode(c, node)
+        for node in range(2):
+            c.flwr("supernode", "register", f"node{node}.pub", "here", seconds=PATIENCE)
+        supernode(c, 0)
+        supernode(c, 1, "1:garbage 2:stale")
+        supernode(c, 2)
+        wait_for(lambda: c.processes["node2"].poll() is not None, PATIENCE, "an unregistered node is let in")
         run(c, "first", app)
-        wait_for(lambda: decided(c, "first", 1), 300, "no first round")
-
-        for name in ("node1", "first", "superlink"):  # with the SuperLink goes the ServerApp
-            c.kill(name)
+        wait_for(lambda: c.processes["first"].poll() is not None, PATIENCE, "the first run does not end")
         at_first = checkpoint.load(saved)
+
+        c.kill("superlink")
         superlink(c)
-        run(c, "second", app, "-c", "deadline=40.0")
-        wait_for(lambda: decided(c, "second", 2), 300, "the run does not go on without a node")
-        restart_until_let_in(c, 1)
-        wait_for(lambda: decided(c, "second", 4), 300, "it stays away")
+        run(c, "second", app, "-c", "rounds=3")
+        wait_for(lambda: c.processes["second"].poll() is not None, PATIENCE, "the second run does not end")
     first, second, in_the_end = c.log("first"), c.log("second"), checkpoint.load(saved)
 
-    assert re.search(r"round 1: refused node \d+ \(worker \d\): magic: not a ballot", first)
-    assert "round 1: 2 voted, 1 refused, 0 abstained, 0 silent" in first
+    assert re.search(r"round 1: refused node \d+ \(worker \d\): magic: not a ballot", first), first
+    assert "round 1: 1 voted, 1 refused, 0 abstained, 0 silent" in first
     assert f"goes on after round 1 of {saved}" in second
     assert "late: ballot for round 1; this is round 2" in second
-    assert "layout: ballot for layout" in second
-    killed = int(
-        re.findall(r"round 2: 1 voted, 1 refused, 0 abstained, 1 silent \(workers \[(\d)\]\)", second)[0]
-    )
+    assert "round 3: 2 voted, 0 refused, 0 abstained, 0 silent" in second
     assert in_the_end["nodes"] == at_first["nodes"]
-    assert rounds_counted(at_first, killed) == 1
-    assert rounds_counted(in_the_end, killed) > 1  # only votes were lost, not what was known of it
-    assert "Exit Code: 305" in c.log(f"node{NODES}")
+    assert sorted(rounds_counted(in_the_end, worker) for worker in range(2)) == [1, 3]
+    assert "Exit Code: 305" in c.log("node2")
     assert "No SuperNode found with the given public key" in c.log("superlink")
-    assert accuracy(in_the_end) > accuracy(None) + 0.1

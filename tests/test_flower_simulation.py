@@ -34,7 +34,7 @@ def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
         app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
-        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS, seconds=150)
+        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS)
     for config in CONFIGS:
         path = tmp_path / f"{config.rule}.safetensors"
         assert path.exists(), printed
@@ -58,7 +58,7 @@ def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
         settings = ["-c", "rounds=5 local-steps=4 step=0.004", "--federation-config", TWO_ACTORS]
-        printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings, seconds=150)
+        printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
     assert len(accuracies) == 6, printed
     assert accuracies[-1] > accuracies[0] + 0.2, accuracies

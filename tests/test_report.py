@@ -379,7 +379,7 @@ def tried_in_a_browser(results: Results, folder: Path) -> dict[str, Any]:
     (folder / "report.html").write_text(text, encoding="utf-8")
     command = [BROWSER, *OFFLINE, f"--user-data-dir={folder / 'profile'}", "--window-size=1200,2200",
                "--virtual-time-budget=2000", "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
     outcome = re.search(r'<pre id="outcome">(.*?)</pre>', run.stdout, re.S)
     assert outcome is not None, run.stderr
     found: dict[str, Any] = json.loads(unescape(outcome[1]))

@@ -237,26 +237,40 @@ def test_a_checkpoint_of_another_run_is_refused(digits: Task, tmp_path: Path) ->
         Run(small(), digits).load_state_dict({"kind": "server"})
 
 
-def launch(out: Path, *more: str) -> subprocess.Popen[str]:
-    code = "from signvote.cli import main; main()"
-    arguments = [
-        "train",
-        "--model",
-        "mlp",
-        "--rounds",
-        "400",
-        "--evaluate-every",
-        "100",
-        "--out",
-        str(out),
-        *more,
-    ]
+WAITING = """
+import sys, time
+from pathlib import Path
+import signvote.sim, signvote.sim.compare
+from signvote.cli import main
+train, here = signvote.sim.train, Path(__file__).parent
+
+def waiting(config, task, out, *, watch=lambda run: None, **rest):
+    def patient(run):
+        stop = watch(run)
+        if run.round == 5:
+            (out / "waits").touch()
+            while not (stop or (here / "go").exists()):
+                stop = watch(run)
+                time.sleep(0.02)
+        return stop
+    return train(config, task, out, watch=patient, **rest)
+
+signvote.sim.compare.train = signvote.sim.train = waiting
+if __name__ == "__main__":
+    main()
+"""  # signvote, but every run waits after round 5: until it is told to stop, or there is a file `go`
+
+
+def waiting(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start signvote in a process group of its own; its runs wait after round 5."""
+    (folder / "waiting.py").write_text(WAITING)
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        [sys.executable, str(folder / "waiting.py"), *arguments],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
     while not path.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -264,21 +278,20 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
-    tmp_path /= "run"
-    process = launch(tmp_path)
-    wait_for(tmp_path, process)
-    time.sleep(2)
+    out = tmp_path / "run"
+    arguments = ("train", "--model", "mlp", "--rounds", "40", "--evaluate-every", "10", "--out", str(out))
+    process = waiting(tmp_path, *arguments)
+    wait_for_file(out / "waits", process)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    (tmp_path / "go").touch()
+    shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "go on with --resume" in out
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert result["status"] == "interrupted"
-    assert 0 < result["rounds_done"] < 400
-    state = checkpoint.load(tmp_path / "checkpoint.safetensors")
-    assert state["round"] == result["rounds_done"]
-    again = launch(tmp_path)
-    _, err = again.communicate(timeout=60)
+    assert "go on with --resume" in shown
+    result = json.loads((out / "result.json").read_text())
+    assert (result["status"], result["rounds_done"]) == ("interrupted", 5)
+    assert checkpoint.load(out / "checkpoint.safetensors")["round"] == 5
+    again = waiting(tmp_path, *arguments)
+    _, err = again.communicate()
     assert again.returncode == 2
     assert "holds a run already; add --resume to go on" in err
 
@@ -286,35 +299,24 @@ def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     """The whole process group gets the signal, as from a terminal."""
-    code = "from signvote.cli import main; main()"
-    arguments = [
-        "compare",
-        "--model",
-        "mlp",
-        "--rounds",
-        "120",
-        "--rules",
-        "majority",
-        "pooled",
-        "--modes",
-        "4",
-    ]
-    command = [sys.executable, "-c", code, *arguments, "--jobs", "2", "--out", str(tmp_path / "grid")]
-    pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "start_new_session": True}
-    process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
-    folders = tmp_path / "grid" / "runs"
-    wait_for(folders / name_of(Config(task="mnist-10k", rule="majority", mode=4)), process)
-    time.sleep(1)
+    grid = tmp_path / "grid"
+    arguments = ["compare", "--model", "mlp", "--rounds", "12", "--rules", "majority", "pooled", "--modes", "4"]
+    arguments += ["--jobs", "2", "--out", str(grid)]
+    process = waiting(tmp_path, *arguments)
+    for rule in ("majority", "pooled"):
+        name = name_of(Config(task="mnist-10k", rule=rule, mode=4))
+        wait_for_file(grid / "runs" / name / "waits", process)
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "the same command goes on" in out
-    results = json.loads((tmp_path / "grid" / "results.json").read_text())
-    assert any(run["status"] == "interrupted" for run in results["runs"])
-    finished = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "not finished" not in finished.stdout
-    results = json.loads((tmp_path / "grid" / "results.json").read_text())
-    assert [run["rounds_done"] for run in results["runs"]] == [120, 120]
+    assert "the same command goes on" in shown
+    results = json.loads((grid / "results.json").read_text())
+    assert [(run["status"], run["rounds_done"]) for run in results["runs"]] == [("interrupted", 5)] * 2
+    (tmp_path / "go").touch()
+    shown, err = waiting(tmp_path, *arguments).communicate()
+    assert "not finished" not in shown, err
+    results = json.loads((grid / "results.json").read_text())
+    assert [run["rounds_done"] for run in results["runs"]] == [12, 12]
 
 
 def test_a_second_ctrl_c_ends_a_comparison_at_once() -> None:

@@ -1,8 +1,9 @@
-"""Collectives of our own, which name who did not come."""
+"""Collectives whose errors say what is known of every rank."""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore
 
 from signvote.errors import ConfigError, EngineError
 
-GRACE = 5.0  # seconds that the others have to say that they are alive, too
+GRACE = 5.0  # seconds that the other ranks have to report themselves alive
 
 
 class Meeting:
@@ -60,27 +60,49 @@ class Meeting:
     def _named(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:  # of torch.distributed; it seldom says who
-            raise EngineError(f"{self._missing()} ({error})") from error
+        except RuntimeError as error:  # of torch.distributed, which seldom names a rank
+            raise EngineError(self._account(_plain(str(error)))) from error
 
-    def _missing(self) -> str:
-        """Who did not come: whoever is alive gets the same error and says so in the store."""
+    def _account(self, error: str) -> str:
+        """Describe a failed exchange by what is known: the error, the ranks alive, the ranks not heard from.
+
+        Every rank that is alive gets an error too, and reports it in the store. A rank that has not reported
+        is not called dead: it may still be computing.
+        """
+        failed = f"{self.stage} failed on rank {self.ranks[self.rank]}: {error}"
         try:
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
-            name = f"signvote/{attempt}/{self.stage}"
-            store = PrefixStore(name, dist.distributed_c10d._get_default_store())
-            store.set(str(self.rank), "here")
-            deadline = time.monotonic() + min(GRACE, self.timeout)
-            while True:
-                lost = [r for r in range(self.world) if not store.check([str(r)])]
-                if not lost or time.monotonic() > deadline:
-                    break
-                time.sleep(0.05)
+            reports = self._reports(error)
         except RuntimeError:
-            return (
-                f"in {self.stage} the connection to the others broke: whoever keeps torchrun's store is gone"
-            )
-        if not lost:
-            return f"in {self.stage} a connection broke, though every rank is alive"
-        who = ", ".join(str(self.ranks[r]) for r in lost)
-        return f"rank {who} did not come to {self.stage} within {self.timeout:g} s, or died in it"
+            return f"{failed}. The store cannot be reached: the process that keeps it is gone"
+        silent = [r for r in range(self.world) if r not in reports]
+        others = "; ".join(
+            f"rank {self.ranks[r]} is alive and reports: {text}"
+            for r, text in reports.items()
+            if r != self.rank
+        )
+        parts = [failed, others]
+        if silent:
+            names = ", ".join(str(self.ranks[r]) for r in silent)
+            parts.append(f"no report from rank {names}: dead, cut off, or still computing")
+        return ". ".join(part for part in parts if part)
+
+    def _reports(self, error: str) -> dict[int, str]:
+        """Report this rank's error, and wait a while for the reports of the others: rank -> its error."""
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
+        name = f"signvote/{attempt}/{self.stage}"
+        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+        store.set(str(self.rank), error)
+        deadline = time.monotonic() + min(GRACE, self.timeout)
+        reported: list[int] = []
+        while len(reported) < self.world:
+            reported = [r for r in range(self.world) if store.check([str(r)])]
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        return {r: store.get(str(r)).decode() for r in reported}
+
+
+def _plain(error: str) -> str:
+    """Gloo's error without its source file and its advice: `Connection closed by peer [10.0.0.7]:29500`."""
+    text = re.sub(r"^\[\S+:\d+\] ", "", error.strip())
+    return text.partition(". This is typically caused by")[0].rstrip(".")

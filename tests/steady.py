@@ -1,0 +1,103 @@
+"""Does `make test` pass every time? Runs it again and again in a fresh clone, alone or beside busy cores.
+
+    python -m tests.steady 10            10 runs with the cores to themselves
+    python -m tests.steady 10 --busy     10 more, each core shared with an endless loop
+
+Prints a line per run: seconds, exit code, pytest's last line, processes and listening ports left behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MARK = f"SIGNVOTE_STEADY={os.getpid()}"  # in the environment of every process that a run starts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=int)
+    parser.add_argument("--busy", action="store_true", help="keep every core busy with an endless loop")
+    options = parser.parse_args()
+    passed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "signvote"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        subprocess.run(["make", "--quiet", "lint"], cwd=clone, check=True, capture_output=True)  # installs, too
+        with busy(os.cpu_count() or 1 if options.busy else 0):
+            for number in range(1, options.runs + 1):
+                passed += once(clone, number)
+    print(f"{passed} of {options.runs} passed")
+
+
+def once(clone: Path, number: int) -> bool:
+    """One run and its line; what a failing run printed is kept."""
+    ports = listening()
+    start = time.monotonic()
+    name, value = MARK.split("=")
+    run = subprocess.run(
+        ["make", "test"], cwd=clone, env=os.environ | {name: value}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    seconds = time.monotonic() - start
+    summary = re.findall(r"^\d+ (?:passed|failed).*$", run.stdout, re.MULTILINE)
+    left = [*left_behind(), *sorted(listening() - ports)]
+    print(
+        f"run {number}: {seconds:.0f} s, exit {run.returncode}, {summary[-1:]}, left behind: {left or 'nothing'}",
+        flush=True,
+    )
+    good = run.returncode == 0 and not left
+    if not good:
+        kept = Path(tempfile.gettempdir()) / f"signvote-steady-{os.getpid()}-{number}.log"
+        kept.write_text(run.stdout)
+        print(f"  its output: {kept}", flush=True)
+    return good
+
+
+def left_behind() -> Iterator[str]:
+    """Processes of a run that outlived it."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if MARK.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+
+
+def listening() -> set[str]:
+    """Local addresses of sockets that listen, as the kernel writes them."""
+    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
+    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
+    return {row[1] for row in rows if row[3] == "0A"}
+
+
+@contextmanager
+def busy(cores: int) -> Iterator[None]:
+    """Endless loops, as many as there are cores."""
+    loops = [multiprocessing.Process(target=spin, daemon=True) for _ in range(cores)]
+    for loop in loops:
+        loop.start()
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+"""What every rank would load by itself: imported once by the process that ranks are forked from."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # which making an optimizer imports
+import torch.distributed.fsdp
+
+from tests.ranks import config, simulated
+
+torch.set_num_threads(1)  # threads would not survive a fork
+for rule in ("majority", "it-signsgd", "robust"):  # compiled kernels are loaded by using them
+    for zeros in ("coin", "abstain"):
+        simulated(config(rule, 3, 6, zeros=zeros))
