@@ -3,16 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEVELOP := .venv/.develop
+PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 3 / 2 )))  # some tests wait rather than compute
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench docs dist clean
+.PHONY: demo test soak steady lint bench docs dist clean
 
 demo: $(READY)  ## the paper's comparison on the bundled data
 	@echo "Comparing three rules, 15 workers, equal batches and very unequal ones, 3 seeds: about 2 minutes."
 	$(BIN)/signvote compare --task mnist-10k --model mlp --recipe paper --modes 1 4 --seeds 0 1 2 --rounds 300 --out runs/demo
 
 test: lint  ## every check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxschedchunk 2 --cov  # processes, not threads, fill the cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxschedchunk 1 --cov
+
+soak: $(DEVELOP)  ## faults at random moments, and whatever else depends on chance or on the clock: minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest soak --no-cov -v
+
+steady: $(DEVELOP)  ## does `make test` pass every time? 10 runs on idle cores, 10 on busy ones: about 3 hours
+	$(BIN)/python -m tests.steady 10
+	$(BIN)/python -m tests.steady 10 --busy
 
 lint: $(DEVELOP)  ## style, formatting, types
 	$(BIN)/ruff check .

@@ -9,10 +9,11 @@ import threading
 import traceback
 from pathlib import Path
 
-from signvote.engines.ddp import load, meeting, save
-from signvote.errors import EngineError
 from tests.ranks import Trainer, checksum, config, simulated, together
 from tests.test_ddp_faults import heard_of
+
+from signvote.engines.ddp import load, meeting, save
+from signvote.errors import EngineError
 
 KILLS = 20
 

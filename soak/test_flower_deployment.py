@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 from benchmarks.flower_cluster import Cluster, cluster, wait_for, write_app
-
-from signvote import checkpoint
 from tests.test_flower_deployment import (
     APP,
     accuracy,
@@ -18,6 +16,8 @@ from tests.test_flower_deployment import (
     superlink,
     supernode,
 )
+
+from signvote import checkpoint
 
 NODES = 3
 FAULTS = {NODES - 1: "1:garbage 2:stale 3:other"}

@@ -3,7 +3,7 @@
     python -m tests.steady 10            10 runs with the cores to themselves
     python -m tests.steady 10 --busy     10 more, each core shared with an endless loop
 
-Prints a line per run: seconds, exit code, pytest's last line, processes and listening ports left behind.
+Prints a line per run: seconds, exit code, pytest's last line, processes left behind (and with them ports).
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "signvote"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        subprocess.run(["make", "--quiet", "lint"], cwd=clone, check=True, capture_output=True)  # installs, too
+        subprocess.run(
+            ["make", "--quiet", "lint"], cwd=clone, check=True, capture_output=True
+        )  # installs, too
         with busy(os.cpu_count() or 1 if options.busy else 0):
             for number in range(1, options.runs + 1):
                 passed += once(clone, number)
@@ -41,7 +43,6 @@ def main() -> None:
 
 def once(clone: Path, number: int) -> bool:
     """One run and its line; what a failing run printed is kept."""
-    ports = listening()
     start = time.monotonic()
     name, value = MARK.split("=")
     run = subprocess.run(
@@ -50,7 +51,7 @@ def once(clone: Path, number: int) -> bool:
     )  # fmt: skip
     seconds = time.monotonic() - start
     summary = re.findall(r"^\d+ (?:passed|failed).*$", run.stdout, re.MULTILINE)
-    left = [*left_behind(), *sorted(listening() - ports)]
+    left = list(left_behind())
     print(
         f"run {number}: {seconds:.0f} s, exit {run.returncode}, {summary[-1:]}, left behind: {left or 'nothing'}",
         flush=True,
@@ -72,13 +73,6 @@ def left_behind() -> Iterator[str]:
                     yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-
-
-def listening() -> set[str]:
-    """Local addresses of sockets that listen, as the kernel writes them."""
-    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
-    rows = [line.split() for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    return {row[1] for row in rows if row[3] == "0A"}
 
 
 @contextmanager

@@ -66,6 +66,7 @@ def test_completion(shell: str, tmp_path: Path) -> None:
 
 
 def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signvote.bench.WARM_UP_SECONDS", 0.0)
     found = {finding.what: finding for finding in findings(tmp_path)}
     assert found["versions"].text.startswith("signvote ")
     assert found["kernels on the CPU"].text == "numba"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from signvote import StateError
@@ -82,7 +85,7 @@ def test_ranks_that_differ_all_raise_the_same_error(tmp_path: Path) -> None:
 def leaving(rank: int, world: int, how: str, folder: str) -> str:
     """Rank 1 dies after round 2, or hangs before the first until the others have given up."""
     meeting.GRACE = 0.2  # a survivor that takes longer is not heard of, which the error may say
-    trainer = Trainer(rank, config("pooled", world, 50), **({"timeout": 2.0} if how == "hangs" else {}))
+    trainer = Trainer(rank, config("pooled", world, 50), timeout=2.0 if how == "hangs" else PATIENCE)
     if how == "dies":
         trainer.train(2)
     if rank == 1 and how == "dies":
@@ -188,7 +191,7 @@ POINTS = {
 
 def arm(state: VoteState, name: str, call: int) -> None:
     """Let this process die, as by `kill -9`, when the exchange or the checkpoint gets to that call."""
-    owner = {"save_file": saving, "write_atomically": saving, "rmtree": saving.shutil}.get(name, state.meeting)
+    owner = {"save_file": saving, "write_atomically": saving, "rmtree": shutil}.get(name, state.meeting)
     usual, calls = getattr(owner, name), count(1)
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
@@ -274,26 +277,37 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """  # runs a script; rank 0 dies after round 20 and, in the next attempt, rank 1 after round 40
 
 
+EXAMPLE = "examples/ddp_mnist.py"
+FLAGS = ("--model", "mlp", "--rounds", "60", "--save-every", "20", "--fixed")
+
+
+def undisturbed(rank: int, world: int, folder: str) -> None:
+    """The example in a process that is a rank already."""
+    os.chdir(ROOT)
+    sys.argv = [EXAMPLE, *FLAGS, "--checkpoints", folder]
+    dist.init_process_group = lambda backend: None  # type: ignore[assignment, misc]
+    runpy.run_path(EXAMPLE, run_name="__main__")
+
+
 @pytest.mark.slow
 def test_torchrun_starts_killed_ranks_again_and_the_example_goes_on(tmp_path: Path) -> None:
     """The example, undisturbed and with two ranks killed: the same parameters in the end."""
     (tmp_path / "dying.py").write_text(DYING)
-    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    torchrun(undisturbed, "examples/ddp_mnist.py")
-    log = torchrun(disturbed, str(tmp_path / "dying.py"), "examples/ddp_mnist.py")
+    one, other = tmp_path / "undisturbed", tmp_path / "disturbed"
+    together(2, undisturbed, str(one), folder=tmp_path)
+    log = torchrun(str(tmp_path / "dying.py"), EXAMPLE, *FLAGS, "--checkpoints", str(other))
     assert log.count("failed (exitcode: -9)") == 2, log
     for name in ("shared.safetensors", "worker-0.safetensors", "worker-1.safetensors"):
-        files = [folder / "round-000060" / name for folder in (undisturbed, disturbed)]
+        files = [folder / "round-000060" / name for folder in (one, other)]
         assert files[0].read_bytes() == files[1].read_bytes(), name
 
 
-def torchrun(folder: Path, *script: str) -> str:
-    """Run a script on two ranks, with checkpoints in a folder; what it printed."""
+def torchrun(*script: str) -> str:
+    """Run a script on two ranks; what it printed."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "4"]
-    flags = ["--model", "mlp", "--rounds", "60", "--save-every", "20", "--fixed", "--checkpoints", str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     run = subprocess.run(
-        [sys.executable, *launch, *script, *flags],
+        [sys.executable, *launch, *script],
         cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout

@@ -115,7 +115,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
-def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_bench_prints_a_table_and_writes_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signvote.bench.WARM_UP_SECONDS", 0.0)
     out = tmp_path / "bench.json"
     run = command("bench", "kernels", "--coordinates", "100000", "--workers", "3", "--threads", "1", "2",
                   "--repeats", "1", "--out", str(out))  # fmt: skip

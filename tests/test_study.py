@@ -205,11 +205,12 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
         (("tiny.toml", "--device", "abacus"), "device is 'abacus'; it must be cpu, cuda or cuda:NUMBER"),
     ],
 )
-def test_a_study_that_cannot_be_run(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+def test_a_study_that_cannot_be_run(
+    arguments: tuple[str, ...], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path)
-    code = "from signvote.cli import main; main()"
-    line = [sys.executable, "-c", code, "study", *arguments]
-    run = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    run = command("study", *arguments)
     assert run.returncode == 2
     assert text in run.stderr
     assert "Traceback" not in run.stderr

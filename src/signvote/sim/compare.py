@@ -14,7 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 from signvote.checkpoint import write_atomically
@@ -88,7 +88,7 @@ def compare(
         for task, model in dict.fromkeys((configs[i].task, configs[i].model) for i in todo):
             load_task(task, data_dir, model)  # what is missing is better said at once
         with _pool(min(jobs or _jobs_on(machine), len(todo))) as (pool, news, stop):
-            rest = (data_dir, machine, news, stop, trackers)
+            rest = (data_dir, machine, trackers)
             futures = {i: pool.submit(_one, i, configs[i], folders[i], *rest) for i in todo}
             with interruptible() as stopped:
                 _follow(futures, news, watch, keep, stopped)
@@ -182,6 +182,21 @@ def _together(finished: Sequence[Result | None], earlier: Results, command: str)
 
 _workshop: dict[Any, Any] = {}  # what consecutive runs of a process share: captured graphs
 _task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
+_parent: dict[str, Any] = {}  # "news": a queue to the process that waits; "stop": an event that it sets
+
+
+def _begin(news: Any, stop: Any) -> None:
+    """Prepare a process of the pool: it leaves Ctrl-C to its parent and ends when its parent is killed."""
+    _parent.update(news=news, stop=stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _one(
@@ -190,18 +205,17 @@ def _one(
     folder: Path,
     data_dir: Path | None,
     machine: Machine,
-    news: Any,
-    stop: Any,
     trackers: Sequence[Callable[[Path], Tracker]],
 ) -> Result | None:
     """One run, in a process of the pool; None if it was stopped before it began."""
+    news, stop = _parent["news"], _parent["stop"]
     if stop.is_set():
         return None
     last = 0.0
 
     def watch(run: Run) -> bool:
         nonlocal last
-        if time.monotonic() - last > SECONDS_BETWEEN_NEWS or run.round == config.rounds:
+        if time.monotonic() - last > SECONDS_BETWEEN_NEWS:
             last = time.monotonic()
             news.put((number, run.round, run.history["evaluations"]["accuracy"][-1]))
         return bool(stop.is_set())
@@ -225,36 +239,29 @@ def _follow(
 ) -> None:
     """Pass news on and keep results until all have ended, or Ctrl-C; a run that failed ends it at once."""
     waiting = dict(futures)
-    while not stopped.is_set():
-        ended = all(future.done() for future in waiting.values())
-        try:
-            while True:
-                watch(*news.get(timeout=0.0 if ended else 0.1))
-        except queue.Empty:
-            pass
+    while waiting and not stopped.is_set():
+        with suppress(queue.Empty):
+            number, round, accuracy = news.get(timeout=0.1)
+            if number in waiting:  # what comes after the result is old
+                watch(number, round, accuracy)
         for i in [i for i, future in waiting.items() if future.done()]:
-            keep(i, waiting.pop(i).result())
-        if ended:
-            return
+            result = waiting.pop(i).result()
+            keep(i, result)
+            if result is not None:
+                watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
 
 
 @contextmanager
 def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Any, Any]]:
-    """Fresh processes with a queue for news and an event to stop; they leave Ctrl-C to us."""
+    """Fresh processes with a queue for news and an event to stop."""
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        news, stop = manager.Queue(), manager.Event()
-        pool = ProcessPoolExecutor(processes, context, initializer=_be_deaf)
-        try:
-            yield pool, news, stop
-        except BaseException:
-            with suppress(Exception):  # a second Ctrl-C may have cut a call in half: this one gets its answer
-                stop.set()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _be_deaf() -> None:
-    """Leave Ctrl-C to the parent, which tells the runs to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    news, stop = context.Queue(), context.Event()
+    pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(news, stop))
+    try:
+        yield pool, news, stop
+    except BaseException:
+        stop.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+        news.close()

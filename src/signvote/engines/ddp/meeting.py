@@ -89,17 +89,17 @@ class Meeting:
     def _reports(self, error: str) -> dict[int, str]:
         """Report this rank's error, and wait a while for the reports of the others: rank -> its error."""
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
-        name = f"signvote/{attempt}/{self.stage}"
-        store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-        store.set(str(self.rank), error)
+        keys = [f"signvote/{attempt}/{self.stage}/{r}" for r in range(self.world)]
+        store = dist.distributed_c10d._get_default_store()
+        store.set(keys[self.rank], error)
         deadline = time.monotonic() + min(GRACE, self.timeout)
         reported: list[int] = []
         while len(reported) < self.world:
-            reported = [r for r in range(self.world) if store.check([str(r)])]
+            reported = [r for r in range(self.world) if store.check([keys[r]])]
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return {r: store.get(str(r)).decode() for r in reported}
+        return {r: store.get(keys[r]).decode() for r in reported}
 
 
 def _plain(error: str) -> str:
