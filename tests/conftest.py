@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -10,11 +11,14 @@ from hypothesis import HealthCheck, settings
 from signvote.kernels import Backend, reference
 from signvote.tasks import Task, load_task
 
-settings.register_profile(
-    "signvote", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("signvote")
+common = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("test", common, derandomize=True, max_examples=40)  # the same ones every time
+settings.register_profile("soak", common, max_examples=2000)  # others every time
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
+OTHER_PARTS = {
+    f"test_{part}" for part in ("attacks", "cli", "flower", "kernels", "panels", "report", "sim", "study")
+}
 BACKENDS: dict[str, Backend] = {"reference": reference}
 if find_spec("numba"):  # a machine with nothing but PyTorch can still run the tests of its GPU
     from signvote.kernels import cpu
@@ -41,11 +45,11 @@ def digits() -> Task:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests go first, so that no core waits for the last of them, and untraced, which would double their time.
+    """Slow tests go first, so that no core waits for the last of them.
 
-    So the quick ones have to cover the core.
+    Tracing slows a test down. The tests that cover the core are quick; slow ones and those of other parts go untraced.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or item.path.stem in OTHER_PARTS:
             item.add_marker("no_cover")

@@ -18,7 +18,6 @@ from tests import reference as obvious
 from tests.conftest import BACKENDS
 from tests.strategies import FLOATS, ballots, coins, tables_for, weights
 
-pytestmark = pytest.mark.no_cover
 both = pytest.mark.parametrize("kernels", BACKENDS.values(), ids=BACKENDS.keys())
 
 

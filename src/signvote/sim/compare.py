@@ -253,9 +253,12 @@ def _follow(
 
 @contextmanager
 def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Any, Any]]:
-    """Fresh processes with a queue for news and an event to stop."""
-    context = multiprocessing.get_context("spawn")
-    news, stop = context.Queue(), context.Event()
+    """Processes with a queue for news and an event to stop; where it can be, forked from one that has torch."""
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    context.set_forkserver_preload([__name__])
+    news = context.Queue()
+    stop = context.Event()
     pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(news, stop))
     try:
         yield pool, news, stop
