@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from signvote import Ballot, BallotError, Layout, SignVoteError
 from signvote.core.ballot import HEADER, Kind, parse
 from signvote.core.bits import pack_signs
-from signvote.core.sparse import decode_indices, encode_indices, most_bytes, rice_parameter
-from signvote.kernels import Coin
+from signvote.core.sparse import body_bytes, decode_indices, encode_indices, most_bytes, rice_parameter
+from signvote.kernels import Coin, Planes
+from signvote.kernels.reference import pack
 from tests import reference as obvious
 
 RUN, ROUND, WORKER = 2**63 + 5, 77, 2**40 + 1
@@ -243,3 +244,14 @@ def check_mutated_ballots(mutants: int) -> None:
         "checksum", "padding", "index",
     }  # fmt: skip
     assert accepted > 1000  # a sign flipped, a batch size changed: ballots like any other
+
+
+@given(st.integers(1, 300), st.integers(0, 2**31), st.floats(0, 1))
+def test_the_size_of_a_sparse_body_is_known_before_it_is_written(n: int, seed: int, share: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    voted = torch.rand(3, n, generator=random) < torch.tensor([[share], [share / 10], [1.0]])
+    layout = layout_of(n)
+    for row, size in zip(voted, body_bytes(pack(voted), n).tolist(), strict=True):
+        planes = Planes(pack(row), pack(row))
+        ballot = Ballot.cast(layout, planes, worker=1, round=1, run=0).thinned()
+        assert len(ballot.to_bytes()) == 64 + size

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from signvote import Server, Worker
+from signvote.engines.ddp import VoteState, vote_gradients
 from signvote.sim import Config
 from tests.ranks import Trainer, config, simulated, together, trained
 
@@ -40,14 +44,13 @@ def looked_at(rank: int, world: int) -> tuple[int, int, int, int]:
     """How many buckets DDP made before and after it rebuilt them, and the bytes sent."""
     trainer = Trainer(rank, config("pooled", world, 5))
     seen: list[int] = []
-    take = trainer.state.take
+    decide = trainer.state.decide
 
-    def counting(bucket: Any) -> Any:
-        if bucket.is_last():
-            seen.append(bucket.index() + 1)
-        return take(bucket)
+    def counting(since: float) -> Any:
+        seen.append(len(trainer.state.buckets))
+        return decide(since)
 
-    trainer.state.take = counting  # type: ignore[method-assign]
+    trainer.state.decide = counting  # type: ignore[method-assign]
     trainer.train(3)
     return seen[0], seen[-1], trainer.state.bytes_sent, trainer.state.layout.size
 
@@ -56,3 +59,62 @@ def test_buckets_are_rebuilt_into_many_and_about_a_quarter_of_a_byte_a_coordinat
     for before, after, sent, size in together(4, looked_at, folder=tmp_path):
         assert (before, after) == (1, 26)  # rebuilt after the first step
         assert sent < 1.2 * size / 4  # of a vector so short, padding and counts are a part
+
+
+SENDING: list[dict[str, Any]] = [
+    {"top": 0.1},
+    {"feedback": True},
+    {"top": 0.3, "feedback": True, "momentum": 0.0},
+]
+
+
+@pytest.mark.parametrize("sending", SENDING, ids=str)
+def test_top_and_feedback_equal_the_simulator(sending: dict[str, Any], tmp_path: Path) -> None:
+    """Votes on few coordinates need a support plane; feedback needs the whole vector before any sign is known."""
+    cases = []
+    for rule, zeros, overlap in (("pooled", "coin", True), ("it-signsgd", "abstain", False)):
+        case = config(rule, 3, 12, zeros=zeros, **sending)
+        cases.append((case, {"overlap": overlap, "over_ddp": overlap}))
+    as_simulated(3, cases, tmp_path)
+
+
+class Odd(nn.Module):
+    """A parameter of no elements, after one that ends inside a chunk and before one that begins there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.linspace(-1, 1, 100))
+        self.nothing = nn.Parameter(torch.empty(0))
+        self.last = nn.Parameter(torch.linspace(-1, 1, 90))
+
+
+def gradient(p: torch.Tensor, rank: int, t: int) -> torch.Tensor:
+    return torch.randn(p.shape, generator=torch.Generator().manual_seed(100 * t + 10 * rank + len(p)))
+
+
+def odd(rank: int, world: int) -> list[float]:
+    model = Odd()
+    state = VoteState(model, "majority", momentum=0.9, chunk=64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    for t in range(1, 6):
+        for p in model.parameters():
+            p.grad = gradient(p, rank, t)
+        vote_gradients(state)
+        optimizer.step()
+    return torch.cat([p.detach() for p in model.parameters()]).tolist()
+
+
+def test_a_parameter_of_no_elements_changes_nothing(tmp_path: Path) -> None:
+    """Each chunk is sent once, and momentum advances once a round."""
+    models = [Odd(), Odd()]
+    workers = [Worker(model, m, momentum=0.9) for m, model in enumerate(models)]
+    server = Server(workers[0].layout, "majority")
+    for t in range(1, 6):
+        for m, model in enumerate(models):
+            for p in model.parameters():
+                p.grad = gradient(p, m, t)
+        decision = server.decide(t, {w.worker_id: w.ballot(t) for w in workers})
+        for worker in workers:
+            worker.apply(decision, 0.125)
+    wanted = torch.cat([p.detach() for p in models[0].parameters()]).tolist()
+    assert together(2, odd, folder=tmp_path) == [wanted, wanted]

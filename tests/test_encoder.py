@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from signvote import ConfigError, Layout, Server, Worker
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
-from signvote.core.encoder import Encoder
+from signvote.core.encoder import Encoder, Encoding
 
 
 def signs(encoder: Encoder, round: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -26,37 +26,37 @@ def signs(encoder: Encoder, round: int, gradient: torch.Tensor) -> torch.Tensor:
 def test_feedback_loses_nothing(n: int, top: float | None, momentum: float, seed: int) -> None:
     """What was said so far, each sign at its scale, and what is unsaid add up to all signals."""
     generator = torch.Generator().manual_seed(seed)
-    encoder = Encoder(Layout([("w", (n,))]), 0, feedback=True, top=top, momentum=momentum)
+    encoder = Encoder(Layout([("w", (n,))]), 0, Encoding(feedback=True, top=top, momentum=momentum))
     said, signals, m = torch.zeros(3, n, dtype=torch.float64)
     for t in range(1, 6):
         gradient = torch.randn(n, generator=generator, dtype=torch.float64)
         m = momentum * m + (1 - momentum) * gradient
-        v = m + (0 if encoder.residual is None else encoder.residual)
+        v = m + (0 if encoder.memory.residual is None else encoder.memory.residual)
         sent = signs(encoder, t, gradient)
         assert torch.equal(sent[sent != 0], v.sign().to(torch.int8)[sent != 0])
         scale = v.abs()[sent != 0].mean()
         said, signals = said + scale * sent, signals + m
-        torch.testing.assert_close(said + encoder.residual, signals)
+        torch.testing.assert_close(said + encoder.memory.residual, signals)
 
 
 def test_feedback_says_in_the_end_what_top_leaves_out() -> None:
     """A constant gradient of one large and one small coordinate, one vote a round: the small one has its turn."""
     gradient, turns = torch.tensor([1.0, -0.4]), torch.zeros(2)
-    encoder = Encoder(Layout([("w", (2,))]), 0, feedback=True, top=0.5)
+    encoder = Encoder(Layout([("w", (2,))]), 0, Encoding(feedback=True, top=0.5))
     for t in range(1, 29):
         turns += signs(encoder, t, gradient).abs()
     assert turns.sum() == 28
     assert turns[1] > 4
-    without = Encoder(Layout([("w", (2,))]), 0, top=0.5)
+    without = Encoder(Layout([("w", (2,))]), 0, Encoding(top=0.5))
     assert all(signs(without, t, gradient).tolist() == [1, 0] for t in range(1, 29))
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_unsaid_alone() -> None:
-    encoder = Encoder(Layout([("w", (3,))]), 0, feedback=True)
+    encoder = Encoder(Layout([("w", (3,))]), 0, Encoding(feedback=True))
     encoder.encode(1, torch.tensor([1.0, -2.0, 3.0]))
-    before = encoder.residual
+    before = encoder.memory.residual
     assert encoder.encode(2, torch.tensor([1.0, torch.nan, 3.0])) is None
-    assert encoder.residual is before
+    assert encoder.memory.residual is before
 
 
 def test_decay_pulls_everywhere_and_needs_no_vote() -> None:
@@ -86,7 +86,7 @@ def test_few_votes_make_a_short_decision() -> None:
     """Of 15 workers with a share of 1 % each, at most 15 % of the coordinates are decided."""
     layout = Layout([("w", (10_000,))])
     server = Server(layout, "majority", zeros="abstain")
-    encoders = [Encoder(layout, m, top=0.01, zeros="abstain") for m in range(15)]
+    encoders = [Encoder(layout, m, Encoding(top=0.01, zeros="abstain")) for m in range(15)]
     gradients = [torch.randn(10_000) for _ in encoders]
     planes = [encoder.encode(1, g) for encoder, g in zip(encoders, gradients, strict=True)]
     ballots = {m: encoder.ballot(1, planes[m]) for m, encoder in enumerate(encoders)}

@@ -181,3 +181,22 @@ def test_a_round_decided_in_parts_is_learnt_as_a_whole() -> None:
         assert torch.equal(torch.cat([o.signs for o in outs]), decision.planes().signs)
     with pytest.raises(ConfigError, match="round 3 cannot be decided after round 3"):
         halves[0].learn(3, seen[0])
+
+
+def test_ballots_are_admitted_before_a_round_is_decided() -> None:
+    """As an engine does that wants a quorum first: nothing is decided or learned until it asks for it."""
+    layout = Layout([("w", (70,))])
+    server, at_once = Server(layout, "pooled"), Server(layout, "pooled")
+    sent = {m: Encoder(layout, m).ballot(1, pack_signs(torch.randn(70), None)[0]) for m in range(3)}
+    sent[3] = b"garbage"
+    sent[4] = Encoder(layout, 4).ballot(1, None)
+    before = str(server.state_dict())
+    admitted = server.admit(1, sent)
+    assert [ballot.worker for ballot in admitted.voters] == [0, 1, 2]
+    assert admitted.abstained == {4: "non-finite gradient"}
+    assert [(r.worker, r.reason) for r in admitted.refused] == [(3, "length")]
+    assert str(server.state_dict()) == before
+    with pytest.raises(ConfigError, match="ballots of round 1 cannot decide round 2"):
+        server.decide(2, admitted)
+    assert server.decide(1, admitted) == at_once.decide(1, sent)
+    assert str(server.state_dict()) == str(at_once.state_dict())

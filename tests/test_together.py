@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from signvote import ConfigError
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, unpack_signs
-from signvote.core.encoder import Encoder
+from signvote.core.encoder import Encoder, Encoding
 from signvote.core.layout import Layout, trainable
 from signvote.core.rules import RULES
 from signvote.core.server import Server
@@ -273,7 +273,7 @@ def test_the_same_ballots_give_the_same_decision_anywhere(rule: str, zeros: Zero
     layout, n = Layout([("a", (7, 11)), ("b", (90,))]), 167
     options = {"warmup": 2} if rule == "it-signsgd" else {}
     here, there = (Server(layout, rule, run=5, zeros=zeros, **options) for _ in range(2))
-    encoders = [Encoder(layout, m, zeros=zeros, run=5, batch_size=m + 1) for m in range(5)]
+    encoders = [Encoder(layout, m, Encoding(zeros=zeros), run=5, batch_size=m + 1) for m in range(5)]
     for t in range(1, 8):
         voters = [m for m in range(5) if m != t % 5]
         gradients = torch.randn(5, n) * (torch.rand(5, n) < 0.8)

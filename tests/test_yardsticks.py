@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from signvote.core.bits import Zeros
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.kernels.reference import pack
@@ -63,18 +64,27 @@ def test_nobody_there(digits: Task) -> None:
     assert torch.equal(run.gradients.x, Run(small("median"), digits).gradients.x)
 
 
-@pytest.mark.parametrize("settings", [{"feedback": True}, {"top": 0.1}, {"decay": 0.1}])
-def test_options_of_the_encoder_go_on_bit_for_bit(digits: Task, settings: dict[str, Any]) -> None:
-    """And on a machine that computes together they still run, one by one where they must."""
-    config = small("pooled", attack="flip=0.2:1", **settings)
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"feedback": True}, {"top": 0.1}, {"top": 0.02, "feedback": True, "miss": 0.3}, {"decay": 0.1}],
+)
+def test_options_of_the_encoder_go_on_bit_for_bit(
+    digits: Task, settings: dict[str, Any], zeros: Zeros
+) -> None:
+    """One by one or together, in one go or stopped half way: the same parameters and the same bytes."""
+    config = small("pooled", attack="flip=0.2:1", zeros=zeros, **settings)
     whole = finished(config, digits, together=True)
-    part, rest = Run(config, digits, Machine()), Run(config, digits, Machine())
-    for _ in range(2):
-        part.step()
-    rest.load_state_dict(part.state_dict())
-    for _ in range(2):
-        rest.step()
-    assert torch.equal(rest.gradients.x, whole.gradients.x)
-    assert rest.result("done")["bytes_up"] == whole.result("done")["bytes_up"]
-    plain = finished(small("pooled", attack="flip=0.2:1"), digits)
+    machines = [Machine(), Machine(together=True)]
+    for first, second in ((machines[0], machines[1]), (machines[1], machines[0])):
+        part, rest = Run(config, digits, first), Run(config, digits, second)
+        for _ in range(2):
+            part.step()
+        rest.load_state_dict(part.state_dict())
+        for _ in range(2):
+            rest.step()
+        assert torch.equal(rest.gradients.x, whole.gradients.x)
+        for name in ("bytes_up", "bytes_down"):
+            assert rest.result("done")[name] == whole.result("done")[name]
+    plain = finished(small("pooled", attack="flip=0.2:1", zeros=zeros), digits)
     assert not torch.equal(plain.gradients.x, whole.gradients.x)

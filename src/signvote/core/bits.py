@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from signvote.errors import ConfigError
-from signvote.kernels import Coin, Planes, backend, reference, words_for
+from signvote.kernels import Coin, Coins, Planes, backend, reference, words_for
 
 Zeros = Literal["coin", "abstain"]
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -71,9 +71,14 @@ def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool | Tensor]:
     ([1, -1, 0], True)
 
     """
+    return sign_planes(x.detach().contiguous().view(-1), coin)
+
+
+def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
+    """The same for a contiguous vector, or for each row of a matrix, which takes a coin for each row."""
     if x.dtype not in FLOATS:
         raise ConfigError(f"signs of {x.dtype} are not defined; wanted one of {', '.join(map(str, FLOATS))}")
-    return backend(x.device).sign_planes(x.detach().contiguous().view(-1), coin)
+    return backend(x.device).sign_planes(x, coin)
 
 
 def unpack_signs(planes: Planes, n: int) -> Tensor:

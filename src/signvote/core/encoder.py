@@ -1,29 +1,152 @@
-"""From a flat gradient to a ballot.
+"""From a flat gradient to signs, and from signs to a ballot.
 
     m <- beta m + (1 - beta) g           momentum
-    v = m + e                            what is voted on: its signs, or those of its largest part
+    v = m + e                            the signal: its signs are sent, or those of its largest part
     e <- v - scale * signs sent          error feedback; scale is the mean of |v| where a sign was sent
 
-Zeros follow the zero rule; where the gradient is not finite the worker abstains for the round.
+Zeros follow the zero rule. If the signal is not finite, the worker abstains for the round, and m and e stay the same.
+
+`encode` is the step itself, a pure function. Every engine calls it: for one worker, for a slice of one, or for many
+workers as rows of a matrix. `Encoder` keeps what one worker must remember between rounds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from signvote.core.ballot import NON_FINITE, REASONS, Ballot, Kind
-from signvote.core.bits import Zeros, bytes_for, check_number, check_zeros, coin_for, pack_signs, unpack_signs
+from signvote.core.bits import (
+    Zeros,
+    bytes_for,
+    check_number,
+    check_zeros,
+    coin_for,
+    sign_planes,
+    unpack_signs,
+)
 from signvote.core.layout import Layout
 from signvote.errors import ConfigError
-from signvote.kernels import Planes
+from signvote.kernels import Coin, Coins, Planes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding:
+    """How gradients become signs: one object, the same for every worker and engine of a run."""
+
+    momentum: float = 0.0  # beta; 0 is the paper
+    zeros: Zeros = "coin"
+    top: float | None = None  # the share of the coordinates that is voted on; None: all
+    feedback: bool = False
+
+    def __post_init__(self) -> None:
+        check_zeros(self.zeros)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum is {self.momentum}; it must lie in [0, 1)")
+        if self.top is not None and not 0 < self.top <= 1:
+            raise ConfigError(f"top is {self.top}; it must lie in (0, 1]")
+
+    @property
+    def needs_whole_vector(self) -> bool:
+        """Whether a sign depends on other coordinates, so that slices cannot be encoded by themselves."""
+        return self.feedback or self.top is not None
+
+    @property
+    def planes(self) -> int:
+        """Planes of a vote: signs, and a support plane where coordinates may be left out."""
+        return 1 if self.zeros == "coin" and self.top is None else 2
+
+
+class Memory(NamedTuple):
+    """What a worker keeps between rounds, in the shape of its gradient; None: nothing yet, or not needed."""
+
+    average: Tensor | None = None  # m
+    residual: Tensor | None = None  # e
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
+        """Both, changed alike."""
+        average = None if self.average is None else change(self.average)
+        residual = None if self.residual is None else change(self.residual)
+        return Memory(average, residual)
+
+
+class Encoded(NamedTuple):
+    """The result of `encode`."""
+
+    planes: Planes
+    finite: bool | Tensor  # one for each row; on a GPU it stays there
+    memory: Memory  # to keep where the signal was finite
+    signal: Tensor  # v
+
+
+def encode(
+    gradient: Tensor,
+    memory: Memory,
+    encoding: Encoding,
+    coin: Coin | Coins | None,
+    *,
+    out: Tensor | None = None,
+) -> Encoded:
+    """Encode gradients (..., n). The caller keeps the new memory if the signal was finite.
+
+    Args:
+        gradient: of one worker, or of several as rows.
+        memory: before this round.
+        encoding: the settings.
+        coin: of the worker, round and first coordinate; one for each row; None: zeros abstain.
+        out: where to write the new average, such as the gradient's own memory; None: into new memory.
+
+    """
+    signal, average = _averaged(gradient, memory.average, encoding.momentum, out)
+    if memory.residual is not None:
+        signal = signal + memory.residual
+    planes, finite = sign_planes(signal, coin)
+    if encoding.top is not None:
+        planes, _ = sign_planes(_largest(signal, encoding.top), None)
+    residual = None
+    if encoding.feedback:
+        residual = _unsent(signal, unpack_signs(planes, signal.shape[-1]))
+    return Encoded(planes, finite, Memory(average, residual), signal)
+
+
+def _averaged(
+    gradient: Tensor, average: Tensor | None, momentum: float, out: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The signal before feedback, and the new average: both are m <- beta m + (1 - beta) g."""
+    if not momentum:
+        return gradient, None
+    before = torch.zeros_like(gradient) if average is None else average
+    after = torch.lerp(before, gradient, 1 - momentum, out=out)
+    return after, after
+
+
+def _largest(signal: Tensor, share: float) -> Tensor:
+    """The signal where its magnitude is among the largest `share` of a row, at least one; 0 elsewhere."""
+    k = max(1, round(share * signal.shape[-1]))
+    kept = signal.abs().topk(k).indices
+    return torch.zeros_like(signal).scatter_(-1, kept, signal.gather(-1, kept))
+
+
+def _unsent(signal: Tensor, sent: Tensor) -> Tensor:
+    """The signal less its signs sent, each of which stands for the mean magnitude where a sign was sent.
+
+    The mean is summed in float64: neither threads nor rows may change a bit of it.
+    """
+    cast = sent != 0
+    magnitude = (signal.abs() * cast).sum(-1, keepdim=True, dtype=torch.float64)
+    scale = magnitude / cast.sum(-1, keepdim=True).clamp_min(1)
+    return signal - scale.to(signal.dtype) * sent
 
 
 class Encoder:
-    """One worker's signs. The settings are those of `Worker`, which puts a model to it.
+    """The signs and ballots of one worker.
 
-    >>> encoder = Encoder(Layout([("w", (3,))]), worker_id=0, zeros="abstain")
+    >>> encoder = Encoder(Layout([("w", (3,))]), worker_id=0, encoding=Encoding(zeros="abstain"))
     >>> message = encoder.ballot(1, encoder.encode(1, torch.tensor([1.0, 0.0, -1.0])))
     """
 
@@ -31,50 +154,43 @@ class Encoder:
         self,
         layout: Layout,
         worker_id: int,
+        encoding: Encoding | None = None,
         *,
-        momentum: float = 0.0,
-        zeros: Zeros = "coin",
         run: int = 0,
         batch_size: int = 0,
-        top: float | None = None,
-        feedback: bool = False,
     ) -> None:
-        check_zeros(zeros)
         check_number("run", run)
         if not 0 <= worker_id < 2**64 - 1:
             raise ConfigError(f"worker_id is {worker_id}; it must lie in 0..2^64-2")
-        check_momentum(momentum)
         if not 0 <= batch_size < 2**32:
             raise ConfigError(f"batch_size is {batch_size}; it must lie in 0..2^32-1")
-        if top is not None and not 0 < top <= 1:
-            raise ConfigError(f"top is {top}; it must lie in (0, 1]")
-        self.layout, self.worker_id, self.zeros, self.run = layout, worker_id, zeros, run
-        self.momentum, self.batch_size, self.top, self.feedback = momentum, batch_size, top, feedback
-        self.abstained = ""  # why the last round's signs are none, if they are
-        self.average: Tensor | None = None  # m, once there is momentum
-        self.residual: Tensor | None = None  # e, once there is feedback
+        self.layout = layout
+        self.worker_id = worker_id
+        self.encoding = encoding or Encoding()
+        self.run = run
+        self.batch_size = batch_size
+        self.memory = Memory()
+        self.abstained = ""  # why the last round had no signs, if it had none
 
     def encode(self, round: int, gradient: Tensor) -> Planes | None:
-        """Signs of the gradient, or of what momentum and feedback make of it; None if that is not finite.
-
-        With momentum, `gradient` becomes m. After a gradient that is not finite m and e keep their past.
-        """
+        """The signs of this round; None if the signal is not finite. With momentum, `gradient` becomes m."""
         check_number("round", round)
-        if self.momentum:
-            average = torch.zeros_like(gradient) if self.average is None else self.average
-            averaged_(gradient, average, self.momentum)
-        signal = gradient if self.residual is None else gradient + self.residual
-        planes, finite = pack_signs(signal, coin_for(self.zeros, self.run, round, self.worker_id))
-        self.abstained = "" if finite else REASONS[NON_FINITE]
-        if not finite:
+        coin = coin_for(self.encoding.zeros, self.run, round, self.worker_id)
+        found = encode(gradient, self.memory, self.encoding, coin, out=gradient)
+        if not found.finite:
+            self.abstained = REASONS[NON_FINITE]
             return None
-        if self.momentum:
-            self.average = average.copy_(gradient)
-        if self.top is not None:
-            planes = pack_signs(_largest(signal, self.top), None)[0]
-        if self.feedback:
-            self.residual = _unsaid(signal, unpack_signs(planes, signal.numel()))
-        return planes
+        self.abstained = ""
+        self._keep(found.memory)
+        return found.planes
+
+    def _keep(self, memory: Memory) -> None:
+        """Copy the new average, which lies in the caller's gradient, into memory of our own."""
+        average = memory.average
+        if average is not None:
+            mine = self.memory.average
+            average = average.clone() if mine is None else mine.copy_(average)
+        self.memory = Memory(average, memory.residual)
 
     def ballot(self, round: int, planes: Planes | None) -> bytes:
         """The message with these signs; None: an abstention with its reason."""
@@ -84,29 +200,4 @@ class Encoder:
             reason = {"kind": Kind.SPARSE, "signs": none, "support": none, "reason": NON_FINITE}
             return Ballot(layout=self.layout, **who, **reason).to_bytes()  # type: ignore[arg-type]
         ballot = Ballot.cast(self.layout, planes.map(Tensor.cpu), **who)
-        return (ballot if self.top is None else ballot.thinned()).to_bytes()
-
-
-def check_momentum(momentum: float) -> None:
-    """Raise unless 0 <= momentum < 1."""
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"momentum is {momentum}; it must lie in [0, 1)")
-
-
-def averaged_(gradient: Tensor, average: Tensor, momentum: float) -> None:
-    """Put beta m + (1 - beta) g in place of the gradient g; any part of a vector may be averaged by itself."""
-    torch.lerp(average, gradient, 1 - momentum, out=gradient)
-
-
-def _largest(signal: Tensor, share: float) -> Tensor:
-    """The signal where its magnitude is among the largest `share`, at least one; 0 elsewhere."""
-    k = max(1, round(share * signal.numel()))
-    kept = signal.abs().topk(k).indices
-    return torch.zeros_like(signal).index_copy_(0, kept, signal[kept])
-
-
-def _unsaid(signal: Tensor, sent: Tensor) -> Tensor:
-    """What is left of a signal when its signs have been sent, each standing for the mean magnitude of those sent."""
-    cast = sent != 0
-    scale = (signal.abs() * cast).sum() / cast.sum().clamp_min(1)
-    return signal - scale * sent
+        return (ballot if self.encoding.top is None else ballot.thinned()).to_bytes()

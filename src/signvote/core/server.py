@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from signvote.core.ballot import REASONS, Ballot, Kind, parse
@@ -41,6 +41,25 @@ class RoundReport:
     abstained: dict[int, str] = field(default_factory=dict)  # worker -> why
     refused: tuple[Refusal, ...] = ()
     disagreement: dict[int, float] = field(default_factory=dict)  # voter -> share of votes overruled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admitted:
+    """The ballots of a round, parsed: sorted by worker, so that the order of arrival changes nothing."""
+
+    round: int
+    ballots: tuple[Ballot, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+    @property
+    def voters(self) -> list[Ballot]:
+        """The ballots that vote."""
+        return [ballot for ballot in self.ballots if not ballot.reason]
+
+    @property
+    def abstained(self) -> dict[int, str]:
+        """The workers that abstain, and why."""
+        return {ballot.worker: REASONS[ballot.reason] for ballot in self.ballots if ballot.reason}
 
 
 class Server:
@@ -84,26 +103,45 @@ class Server:
         self._arriving: tuple[RoundReport, Callable[[], Evidence]] | None = None
         self.refusals: Counter[tuple[int, str]] = Counter()
 
-    def decide(self, round: int, ballots: Ballots) -> bytes:
-        """Decide one round; the result is the message that every worker applies.
+    def admit(self, round: int, ballots: Ballots) -> Admitted:
+        """Parse the ballots of a round without deciding it; nothing changes.
 
         Args:
-            round: must grow from call to call.
+            round: of the ballots.
             ballots: messages by worker id as the transport knows it, or pairs of both as they came:
                 of two ballots by one worker the first counts.
 
         """
+        admitted: dict[int, Ballot] = {}
+        refused: list[Refusal] = []
+        for worker, message in ballots.items() if isinstance(ballots, Mapping) else ballots:
+            try:
+                if worker in admitted:
+                    raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
+                admitted[worker] = parse(
+                    message, layout=self.layout, run=self.run, round=round, worker=worker
+                )
+            except BallotError as error:
+                refused.append(Refusal(worker=worker, reason=error.reason, message=str(error)))
+        in_order = tuple(admitted[worker] for worker in sorted(admitted))
+        return Admitted(round=round, ballots=in_order, refused=tuple(refused))
+
+    def decide(self, round: int, ballots: Ballots | Admitted) -> bytes:
+        """Decide one round; the result is the message that every worker applies.
+
+        Args:
+            round: must grow from call to call.
+            ballots: as for `admit`, or its result.
+
+        """
         self._open(round)
-        admitted, refused = self._admit(round, ballots)
-        voters = [b for b in admitted if not b.reason]
-        coin = coin_for(self.zeros, self.run, round)
-        decision, evidence = self._vote(voters, coin)
-        self.refusals.update((r.worker, r.reason) for r in refused)
-        report = RoundReport(
-            round=round,
-            abstained={b.worker: REASONS[b.reason] for b in admitted if b.reason},
-            refused=tuple(refused),
-        )
+        admitted = ballots if isinstance(ballots, Admitted) else self.admit(round, ballots)
+        if admitted.round != round:
+            raise ConfigError(f"ballots of round {admitted.round} cannot decide round {round}")
+        voters = admitted.voters
+        decision, evidence = self._vote(voters, coin_for(self.zeros, self.run, round))
+        self.refusals.update((r.worker, r.reason) for r in admitted.refused)
+        report = RoundReport(round=round, abstained=admitted.abstained, refused=admitted.refused)
         self._close(report, lambda: evidence)
         self.settle()
         signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
@@ -155,35 +193,19 @@ class Server:
     def _close(self, report: RoundReport, arrive: Callable[[], Evidence]) -> None:
         self.last_round, self._arriving = report.round, (report, arrive)
 
-    def _admit(self, round: int, ballots: Ballots) -> tuple[list[Ballot], list[Refusal]]:
-        """Parse what came, sorted by worker id so that the order of arrival changes nothing."""
-        admitted: dict[int, Ballot] = {}
-        refused: list[Refusal] = []
-        for worker, message in ballots.items() if isinstance(ballots, Mapping) else ballots:
-            try:
-                if worker in admitted:
-                    raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
-                admitted[worker] = parse(
-                    message, layout=self.layout, run=self.run, round=round, worker=worker
-                )
-            except BallotError as error:
-                refused.append(Refusal(worker=worker, reason=error.reason, message=str(error)))
-        return [admitted[w] for w in sorted(admitted)], refused
-
     def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
         """Chunk by chunk, so that little memory is needed beyond the ballots themselves."""
         n = self.layout.size
-        rule = self.rule_for(len(voters))
         decision = empty_decision(n, coin)
         step = max(1, STACK_BYTES // (8 * max(1, len(voters)))) * WORD
-        total: Evidence | None = None
-        for first in range(0, n, step):
-            votes = Votes.stack(voters, first, min(step, n - first))
-            words = slice(first // WORD, first // WORD + votes.planes.signs.shape[1])
-            seen = rule.vote(decision.map(lambda p: p[words]), votes, coin and coin.after(first))  # noqa: B023
-            total = seen if total is None else total + seen
-        assert total is not None  # a layout has at least one coordinate
-        return decision, total
+
+        def chunks() -> Iterator[tuple[Planes, Votes]]:
+            for first in range(0, n, step):
+                votes = Votes.stack(voters, first, min(step, n - first))
+                words = slice(first // WORD, first // WORD + votes.planes.signs.shape[1])
+                yield decision.map(lambda plane: plane[words]), votes  # noqa: B023
+
+        return decision, vote_in_chunks(self.rule_for(len(voters)), chunks(), coin)
 
     def rule_for(self, voters: int) -> Rule:
         """What decides so many votes: the rule; if nobody voted one that learns nothing, every tally being zero."""
@@ -220,6 +242,23 @@ class Server:
         self.rule.load_state_dict(*(each["rule"] for each in states))
         self.last_round = state["last_round"]
         self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
+
+
+def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coin | None) -> Evidence:
+    """Decide chunk by chunk, and add the evidence up.
+
+    Args:
+        rule: decides.
+        chunks: for each, where its decision is to be written, and its votes; at least one.
+        coin: of the server and round.
+
+    """
+    total: Evidence | None = None
+    for out, votes in chunks:
+        seen = rule.vote(out, votes, coin and coin.after(votes.first))
+        total = seen if total is None else total + seen
+    assert total is not None  # a layout has at least one coordinate
+    return total
 
 
 def _owning_ranges(state: State) -> State:

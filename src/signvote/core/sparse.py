@@ -12,9 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from signvote.core.bits import Bytes, bytes_for
 from signvote.errors import BallotError
+from signvote.kernels.reference import unpack
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -54,6 +57,22 @@ def encode_indices(indices: Indices, n: int) -> bytes:
     unary[ends] = 1
     remainders = (gaps[:, None] >> np.arange(k)) & 1
     return _packed(unary) + _packed(remainders.astype(np.uint8).ravel())
+
+
+def body_bytes(support: Tensor, n: int) -> Tensor:
+    """Bytes of the sparse body of each row of support planes (rows, words), computed where they lie.
+
+    That is the index code, as `encode_indices` would write it, and a sign for each index.
+    """
+    voted = unpack(support, n)
+    count = voted.sum(-1)
+    k = torch.log2((n // count.clamp_min(1)).double()).floor().long()
+    places = torch.arange(n, device=support.device)
+    last = torch.where(voted, places, -1).cummax(-1).values
+    before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    quotients = torch.where(voted, (places - before - 1) >> k[:, None], 0).sum(-1)
+    bits = torch.stack([quotients + count, count * k, count])
+    return ((bits + 7) // 8).sum(0)
 
 
 def decode_indices(code: Bytes, n: int, count: int) -> Indices:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoder
+from signvote.core.encoder import Encoder, Encoding, Memory
 from signvote.core.layout import Layout, trainable
 from signvote.core.trust import State
 from signvote.errors import BallotError, ConfigError
@@ -35,6 +34,7 @@ class Worker:
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add to the next signal what this round's signs left unsaid.
         decay: weight decay; everybody knows the parameters, so it needs no vote.
+        encoding: momentum, zeros, top and feedback as one object, instead of these.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> model.weight.grad = torch.tensor([[1.0, -1.0]])
@@ -56,13 +56,15 @@ class Worker:
         top: float | None = None,
         feedback: bool = False,
         decay: float = 0.0,
+        encoding: Encoding | None = None,
     ) -> None:
         if not 0 <= decay < math.inf:
             raise ConfigError(f"decay is {decay}; it must be 0 or more")
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
-        sending: dict[str, Any] = {"batch_size": batch_size, "top": top, "feedback": feedback}
-        self.encoder = Encoder(self.layout, worker_id, momentum=momentum, zeros=zeros, run=run, **sending)
+        if encoding is None:
+            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
+        self.encoder = Encoder(self.layout, worker_id, encoding, run=run, batch_size=batch_size)
         self.decay = decay
         self.applied_round: int | None = None  # set it by hand after copying somebody's parameters
         self._flat: Tensor | None = None
@@ -115,16 +117,15 @@ class Worker:
         return {
             **self._identity(),
             "applied_round": self.applied_round,
-            "average": _copy(self.encoder.average),
-            "residual": _copy(self.encoder.residual),
+            "average": _copy(self.encoder.memory.average),
+            "residual": _copy(self.encoder.memory.residual),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Go on from a state of the same worker, run and layout."""
         check_state(upgraded(state, "a worker's state", VERSION), **self._identity())
         self.applied_round = state["applied_round"]
-        self.encoder.average = _copy(state["average"])
-        self.encoder.residual = _copy(state.get("residual"))
+        self.encoder.memory = Memory(_copy(state["average"]), _copy(state.get("residual")))
 
     def _identity(self) -> State:
         return {

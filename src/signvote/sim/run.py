@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, unpack_signs
-from signvote.core.encoder import Encoder
+from signvote.core.encoder import Encoder, Encoding, Memory
 from signvote.core.server import Server
 from signvote.core.vote import ONE, Votes
 from signvote.errors import StateError
@@ -67,18 +68,17 @@ class Run:
         self.sampler = Sampler(parts, config.batch_sizes, config.seed)
         self.absences = parse_absences(config.absent, config.workers)
         self.hostility = parse_attack(config.attack, config.workers)
+        self.encoding = Encoding(**{f.name: getattr(config, f.name) for f in fields(Encoding)})
         self.gradients, self.together = self._prepared(task, model, {} if workshop is None else workshop)
         self.layout = self.gradients.layout
-        common = {"zeros": config.zeros, "run": config.seed}
-        sending = {"momentum": config.momentum, "top": config.top, "feedback": config.feedback}
         self.encoders = [
-            Encoder(self.layout, m, batch_size=size, **sending, **common)  # type: ignore[arg-type]
+            Encoder(self.layout, m, self.encoding, run=config.seed, batch_size=size)
             for m, size in enumerate(config.batch_sizes)
         ]
         self.server = (
             None
             if config.rule in YARDSTICKS
-            else Server(self.layout, config.rule, **common, **config.options)  # type: ignore[arg-type]
+            else Server(self.layout, config.rule, zeros=config.zeros, run=config.seed, **config.options)
         )
         self.round = 0
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -95,12 +95,9 @@ class Run:
     def _prepared(
         self, task: Task, model: nn.Module, workshop: dict[Any, Together]
     ) -> tuple[Gradients, Together | None]:
-        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit.
-
-        Feedback and top are written for one worker at a time.
-        """
+        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit."""
         config, device = self.config, self.machine.torch_device
-        if not self.machine.is_together or config.feedback or config.top is not None:
+        if not self.machine.is_together:
             return Gradients(task.to(device), model.to(device)), None
         key = id(task), config.batch_sizes, config.test_batch, self.machine
         if key not in workshop:
@@ -111,7 +108,7 @@ class Run:
                 return gradients, None
             workshop[key] = together
         together = workshop[key]
-        together.restart(model.to(device))
+        together.restart(model.to(device), self.encoding)
         return together.gradients_by_one, together
 
     @property
@@ -183,18 +180,14 @@ class Run:
         self.history["bytes_up"].append(sum(map(len, ballots.values())))
         self.history["bytes_down"].append(len(message) * len(voters))
 
-    def _votes(self, t: int, voters: list[int], together: Together) -> Votes:
-        settings = {"momentum": self.config.momentum, "zeros": self.config.zeros}
-        return together.votes(t, voters, run=self.config.seed, **settings)  # type: ignore[arg-type]
-
     def _vote_together(self, t: int, voters: list[int], server: Server, together: Together) -> None:
         self._gradients(t, together)
         with self._timed("encode"):
-            votes = self._attacked(self._votes(t, voters, together), t)
+            votes = self._attacked(together.votes(t, voters, self.encoding, run=self.config.seed), t)
         with self._timed("server"):
             decision = server.decide_planes(t, votes)
         self.settle()
-        self._unsent = bytes_sent(votes, decision)
+        self._unsent = bytes_sent(votes, decision, sparse=self.encoding.top is not None)
         self._record_trust(t, server)
         self._apply(t, decision)
 
@@ -254,8 +247,8 @@ class Run:
         """What each voter would send as floats, and the signs that it sends."""
         if self.together is not None:
             self._gradients(t, self.together)
-            votes = self._votes(t, voters, self.together)
-            return self.together.signals(voters, bool(self.config.momentum)), self._attacked(votes, t)
+            votes = self.together.votes(t, voters, self.encoding, run=self.config.seed)
+            return self.together.signals(), self._attacked(votes, t)
         signals, planes = [], []
         for m in voters:
             gradient = self._gradient(m, t)
@@ -350,9 +343,9 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit."""
         self.settle()
-        averages: list[Tensor | None] = [encoder.average for encoder in self.encoders]
-        if self.together is not None and self.config.momentum and self.config.rule != "oracle":
-            averages = [average.cpu() for average in self.together.averages]
+        memories = [encoder.memory for encoder in self.encoders]
+        if self.together is not None and self.config.rule != "oracle":
+            memories = self.together.memories()
         return {
             "kind": "run",
             "version": VERSION,
@@ -360,8 +353,8 @@ class Run:
             "round": self.round,
             "model": {name: p.detach() for name, p in self.model.state_dict().items()},
             "server": None if self.server is None else self.server.state_dict(),
-            "averages": averages,
-            "residuals": [encoder.residual for encoder in self.encoders],
+            "averages": [memory.average for memory in memories],
+            "residuals": [memory.residual for memory in memories],
             "decision": None if self._last is None else list(self._last),
             "history": self.history,
             "seconds": self.seconds,
@@ -381,12 +374,12 @@ class Run:
         self.machines, self._unsent = state["machines"], None
         self._last = None if state["decision"] is None else Planes(*state["decision"])
         self.model.load_state_dict(state["model"])
-        device, kept = self.gradients.x.device, (state["averages"], state["residuals"])
-        for encoder, average, residual in zip(self.encoders, *kept, strict=True):
-            encoder.average = None if average is None else average.to(device)
-            encoder.residual = None if residual is None else residual.to(device)
+        device = self.gradients.x.device
+        memories = [Memory(*kept) for kept in zip(state["averages"], state["residuals"], strict=True)]
+        for encoder, memory in zip(self.encoders, memories, strict=True):
+            encoder.memory = memory.map(lambda kept: kept.to(device))
         if self.together is not None:
-            self.together.load_averages(state["averages"])
+            self.together.load_memories(memories)
         if self.server is not None:
             self.server.load_state_dict(state["server"])
 

@@ -5,6 +5,7 @@ All ranks are shown the same times, so all compute the same sizes: nothing is se
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -93,6 +94,30 @@ class Balancer:
             self._plans = [(start, tuple(sizes)) for start, sizes in state["plans"]]
         else:
             self._plans = [(0, self._plans[0][1])]
+
+
+class Stopwatch:
+    """Measures how long a rank works in a round: from the end of a vote to the next, less the time inside hooks."""
+
+    def __init__(self) -> None:
+        self._resumed: float | None = None  # when the last vote was over
+        self._inside = 0.0  # seconds
+
+    def begin(self) -> None:
+        """A new round begins."""
+        self._inside = 0.0
+
+    def spend(self, entered: float) -> None:
+        """Leave out the time since a hook was entered: it waited for other ranks, too."""
+        self._inside += time.perf_counter() - entered
+
+    def resume(self) -> None:
+        """The vote is over."""
+        self._resumed = time.perf_counter()
+
+    def worked(self, until: float) -> float:
+        """Seconds of work in this round; 0: unknown."""
+        return 0.0 if self._resumed is None else until - self._resumed - self._inside
 
 
 class UnequalSampler(Sampler[list[int]]):

@@ -7,17 +7,44 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from signvote.engines.ddp.state import VoteState, unset
+from signvote.engines.ddp.state import Bucket, VoteState
 
 
 def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """One bit per parameter each way: `ddp.register_comm_hook(state, vote_hook)`, then SGD(lr=step)."""
-    return state.take(bucket)
+    """One bit per parameter each way: `ddp.register_comm_hook(state, vote_hook)`, then SGD(lr=step).
+
+    Each bucket's gradients are taken in. With the last bucket the vote is held and all buckets are filled.
+    """
+    if bucket.is_last() and state.balancer is not None and bucket.buffer().is_cuda:
+        torch.cuda.current_stream().synchronize()  # or the time until here would be the host's
+    entered = time.perf_counter()
+    pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+    views = [_like(parameter, gradient) for parameter, gradient in pairs]
+    mine = Bucket(bucket.buffer(), bucket.parameters(), views, _future(bucket.buffer()))
+    state.buckets.append(mine)
+    try:
+        state.put(mine.parameters, views)
+        if bucket.is_last():
+            _decide(state, entered)
+        else:
+            state.stopwatch.spend(entered)
+    finally:
+        if bucket.is_last():
+            state.buckets = []
+    return mine.future
+
+
+def _decide(state: VoteState, entered: float) -> None:
+    """Hold the vote, and give DDP every bucket with the decision in it."""
+    decision = state.decide(entered)
+    for bucket in state.buckets:
+        state.fill(bucket.parameters, bucket.views, decision)
+        bucket.future.set_result(bucket.buffer)
 
 
 def noop_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sends nothing, and trains every rank by itself: how fast training could be, for measuring only."""
-    future = unset(bucket.buffer())
+    future = _future(bucket.buffer())
     future.set_result(bucket.buffer())
     return future
 
@@ -32,3 +59,16 @@ def vote_gradients(state: VoteState) -> None:
         if p.grad is None:
             p.grad = torch.empty_like(p)
     state.fill(parameters, [p.grad for p in parameters if p.grad is not None], decision)
+
+
+def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """A bucket's slice as DDP means it: with the strides of its parameter, if that is dense."""
+    span = 1 + sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    if parameter.is_contiguous() or span != parameter.numel():
+        return gradient
+    return gradient.as_strided(parameter.shape, parameter.stride())
+
+
+def _future(buffer: Tensor) -> torch.futures.Future[Tensor]:
+    """A future of a bucket's buffer."""
+    return torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)

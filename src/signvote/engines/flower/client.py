@@ -8,6 +8,7 @@ comes down and only the ballot goes up.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
+from signvote.core.encoder import Encoding
 from signvote.core.worker import Worker
 from signvote.engines.flower.records import (
     BALLOT,
@@ -91,8 +93,15 @@ def _order(message: Message) -> dict[str, Any]:
 
 
 def _worker(order: dict[str, Any], model: nn.Module, batch_size: int) -> Worker:
-    settings = {k: order[k] for k in ("momentum", "zeros", "run", "decay", "feedback")}
-    return Worker(model, order["worker"], batch_size=batch_size, top=order["top"] or None, **settings)
+    encoding = Encoding(**{f.name: order[f.name] for f in fields(Encoding) if f.name in order})
+    return Worker(
+        model,
+        order["worker"],
+        run=order["run"],
+        batch_size=batch_size,
+        decay=order["decay"],
+        encoding=encoding,
+    )
 
 
 def _seed(order: dict[str, Any]) -> int:

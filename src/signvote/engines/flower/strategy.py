@@ -15,6 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from signvote import checkpoint
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
+from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rule import Rule
 from signvote.core.server import Server
@@ -43,7 +45,7 @@ from signvote.engines.flower.records import (
     loss_in,
     to_array,
 )
-from signvote.errors import BallotError, ConfigError, EngineError, LayoutError
+from signvote.errors import ConfigError, EngineError, LayoutError
 from signvote.formats import check_state, upgraded
 
 log = logging.getLogger("flwr")  # Flower's own
@@ -78,6 +80,7 @@ class SignVote(Strategy):
         min_ballots: a round with fewer votes is an error.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
         checkpoint: file that is written after every round and read at the start if it is there.
+        encoding: momentum, zeros, top and feedback as one object, instead of these.
         options: of the rule named.
 
     """
@@ -100,6 +103,7 @@ class SignVote(Strategy):
         min_ballots: int = 1,
         evaluate_every: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
+        encoding: Encoding | None = None,
         **options: object,
     ) -> None:
         for name, value, least in (
@@ -112,14 +116,16 @@ class SignVote(Strategy):
                 raise ConfigError(f"{name} is {value}; it must be {least} or more")
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
-        self.server = Server(layout, rule, run=run, zeros=zeros, **options)
+        if encoding is None:
+            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
+        self.server = Server(layout, rule, run=run, zeros=encoding.zeros, **options)
         self.layout, self.step, self.decay = layout, step, decay
         self.min_nodes, self.min_ballots = min_nodes, min_ballots
         self.evaluate_every = evaluate_every
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.settings: dict[str, Any] = {
-            "run": run, "zeros": zeros, "momentum": momentum, "decay": decay, "feedback": feedback,
-            "top": top or 0.0, "local_steps": local_steps, "local_rate": local_rate,
+            "run": run, "decay": decay, "local_steps": local_steps, "local_rate": local_rate,
+            **{name: value for name, value in asdict(encoding).items() if value is not None},
         }  # fmt: skip
         self.nodes: list[int] = []  # worker -> node id
         self.applied: dict[int, int] = {}  # node id -> last round in its model, as it says
@@ -236,13 +242,14 @@ class SignVote(Strategy):
         t = self.round + 1
         answers = self._answers(t, replies)
         ballots = [(w, ballot_in(c)) for w, c in answers if BALLOT in c or applied_in(c) != NOTHING]
-        voters = self._voters(t, ballots)
+        admitted = self.server.admit(t, ballots)  # type: ignore[arg-type]  # what is no bytes is refused
+        voters = {ballot.worker for ballot in admitted.voters}
         if len(voters) < self.min_ballots:
             raise QuorumError(
                 f"round {t}: {len(voters)} of {len(self._asked)} nodes voted, min_ballots is {self.min_ballots};"
                 f" round {t - 1} is {'in ' + str(self.checkpoint) if self.checkpoint else 'the last complete one'}"
             )
-        decision = self.server.decide(t, ballots)  # type: ignore[arg-type]  # what is no bytes is refused
+        decision = self.server.decide(t, admitted)
         self._apply(t, decision)
         self._report(t, answers)
         if self.checkpoint is not None:
@@ -273,18 +280,6 @@ class SignVote(Strategy):
         else:
             log.info("signvote: round %d: node %d asks for the whole model", t, node)
             self.applied.pop(node, None)
-
-    def _voters(self, t: int, ballots: list[tuple[int, bytes | None]]) -> set[int]:
-        """Who sent a ballot that votes: counted before anything is decided or learnt."""
-        voters = set()
-        for worker, message in ballots:
-            try:
-                ballot = parse(message, layout=self.layout, run=self.server.run, round=t, worker=worker)  # type: ignore[arg-type]
-            except BallotError:
-                continue
-            if not ballot.reason:
-                voters.add(worker)
-        return voters
 
     def _apply(self, t: int, decision: bytes) -> None:
         step = float(self.step(t) if callable(self.step) else self.step)
