@@ -4,4 +4,4 @@ from importlib.util import find_spec
 
 collect_ignore_glob = ["tests/warm.py", "tests/flower_apps/*.py"]
 if not find_spec("triton"):
-    collect_ignore_glob += ["src/signvote/kernels/cuda*.py", "src/signvote/sim/*_cuda.py"]
+    collect_ignore_glob += ["src/signvote/kernels/cuda*.py", "src/signvote/sim/joint/*_cuda.py"]

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from signvote.sim import Config, Run
 from signvote.sim.machine import Machine
-from signvote.sim.together import Together
+from signvote.sim.setup import Workshop
 from signvote.tasks import MODELS, Data, Task
 from signvote.tasks.load import RECIPES
 
@@ -83,7 +83,7 @@ def measure(model: str, machine: Machine, modes: list[int], seconds: float) -> l
     task, rows = made_up(model), []
     step = ordinary(task, 960, machine, 20)
     for mode in modes:
-        workshop: dict[Any, Together] = {}
+        workshop: Workshop = {}
         for rule, recipe in CASES:
             options = {"warmup": 0} if rule == "it-signsgd" else {}
             settings: dict[str, Any] = {"mode": mode, "recipe": recipe, "options": options}

@@ -22,7 +22,7 @@ class Textbook:
 
     def __init__(self, config: Config, task: Task, *, warmup: int = 100) -> None:
         like = Run(config, task)
-        self.task, self.config, self.sampler, self.warmup = task, config, like.sampler, warmup
+        self.task, self.config, self.sampler, self.warmup = task, config, like.workers.work.sampler, warmup
         self.models = [copy.deepcopy(like.model) for _ in config.batch_sizes]
         for model in self.models:
             model.zero_grad(set_to_none=True)

@@ -18,6 +18,7 @@ from signvote.kernels import Planes
 from signvote.kernels.reference import pack
 from signvote.sim import Config, Run, train
 from signvote.sim.attacks import ATTACKS, Hostility, parse_attack, stacked
+from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
 from signvote.tasks import Task
 
@@ -250,7 +251,7 @@ def test_an_attack_together_is_the_attack_one_by_one(digits: Task, name: str, re
     """With workers away; and it changes something."""
     config = small(name, recipe=recipe, miss=0.15, rule="known-batch" if name == "lie" else "robust")
     one, all_ = (finished(config, digits, together=way) for way in (False, True))
-    assert all_.together is not None
+    assert isinstance(all_.workers, Together)
     assert torch.equal(one.gradients.x, all_.gradients.x)
     results = [run.result("done") for run in (one, all_)]
     for same in ("bytes_up", "bytes_down", "trust"):

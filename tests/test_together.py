@@ -22,9 +22,12 @@ from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
 from signvote.sim.gradients import Gradients
-from signvote.sim.layers import Crew, Parts, side_by_side
+from signvote.sim.joint.layers import Crew, Parts, side_by_side
+from signvote.sim.joint.passes import JointPass
+from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
-from signvote.sim.together import Together
+from signvote.sim.setup import Workshop
+from signvote.sim.workers import OneByOne
 from signvote.tasks import MODELS, Data, Task
 from signvote.tasks.augment import crop_and_flip
 from signvote.tasks.models import BatchNormReLU
@@ -160,7 +163,7 @@ def test_a_model_that_cannot_be_done_together_runs_one_by_one(digits: Task) -> N
     model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout(0.1))  # noqa: E731
     task = Task(name="own", train=digits.train, test=digits.test, model=model, mean=(0.1,), deviation=(0.3,))
     run = finished(small(task="own", rounds=3), task, Machine(together=True))
-    assert run.together is None
+    assert isinstance(run.workers, OneByOne)
     assert len(run.history["bytes_up"]) == 3
 
 
@@ -185,7 +188,7 @@ def test_a_run_together_is_the_run_one_by_one(digits: Task, rule: str, recipe: s
     options = {"warmup": 3} if rule == "it-signsgd" else {}
     config = small(rule, recipe=recipe, miss=0.2, attack="flip=0.3:1:4", absent=("0:3:5",), options=options)
     one, all_ = (finished(config, digits, Machine(together=way)) for way in (False, True))
-    assert (one.together, all_.together is None) == (None, False)
+    assert (type(one.workers), type(all_.workers)) == (OneByOne, Together)
     assert torch.equal(one.gradients.x, all_.gradients.x)
     a, b = one.result("done"), all_.result("done")
     assert a["evaluations"]["accuracy"] == b["evaluations"]["accuracy"]
@@ -211,7 +214,7 @@ def test_a_worker_with_a_gradient_that_is_not_finite_takes_no_part(
     spoilt = digits.train.inputs.float()
     options = {"warmup": 0} if rule == "it-signsgd" else {}
     config = small(rule, recipe=recipe, rounds=6, batch_sizes=(4, 8, 16), options=options)
-    samples = Run(config, digits).sampler.batch(1, 2)
+    samples = Run(config, digits).workers.work.batch(1, 3)
     spoilt[samples[0]] = torch.inf
     data = Data(inputs=spoilt.flatten(1), labels=digits.train.labels)
     task = Task(name="own", train=data, test=data, model=lambda: nn.Linear(784, 10))
@@ -238,17 +241,22 @@ def test_a_run_goes_on_the_other_way(
         assert rest[same] == whole[same], same
 
 
+def pass_of(run: Run) -> JointPass:
+    assert isinstance(run.workers, Together)
+    return run.workers.joint
+
+
 def test_the_workshop_serves_the_next_run_of_its_kind(digits: Task) -> None:
-    workshop: dict[Any, Together] = {}
+    workshop: Workshop = {}
     machine = Machine(together=True)
     runs = [Run(small(seed=seed), digits, machine, workshop) for seed in (0, 1)]
-    assert runs[0].together is runs[1].together
+    assert pass_of(runs[0]) is pass_of(runs[1])
     alone = Run(small(seed=1), digits, machine)
     for run in (runs[1], alone):
         for _ in range(3):
             run.step()
     assert torch.equal(runs[1].gradients.x, alone.gradients.x)
-    assert Run(small(batch_sizes=(4, 4)), digits, machine, workshop).together is not runs[1].together
+    assert pass_of(Run(small(batch_sizes=(4, 4)), digits, machine, workshop)) is not pass_of(runs[1])
     assert len(workshop) == 1
 
 

@@ -16,7 +16,7 @@ from signvote.checkpoint import write_atomically
 from signvote.sim.config import Config
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
-from signvote.sim.together import Together
+from signvote.sim.setup import Workshop
 from signvote.sim.tracking import Telling, Tracker
 from signvote.tasks import Task
 
@@ -31,7 +31,7 @@ def train(
     resume: bool = False,
     watch: Callable[[Run], bool | None] = lambda run: None,
     machine: Machine | None = None,
-    workshop: dict[Any, Together] | None = None,
+    workshop: Workshop | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> dict[str, Any]:
     """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.

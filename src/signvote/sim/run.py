@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import parse
-from signvote.core.bits import SERVER, unpack_signs
-from signvote.core.encoder import Encoder, Encoding, Memory
+from signvote.core.bits import unpack_signs
+from signvote.core.encoder import Encoder
+from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.core.vote import ONE, Votes
-from signvote.errors import StateError
-from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
-from signvote.sim import lengths
-from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
-from signvote.sim.gradients import Gradients, by_class, evaluate, sign_error
-from signvote.sim.machine import Machine, versions
-from signvote.sim.population import Sampler, generator, parse_absences, present, split
-from signvote.sim.results import FORMAT
-from signvote.sim.together import Together, bytes_sent
+from signvote.sim.gradients import Gradients, sign_error
+from signvote.sim.history import empty_history, note, note_bytes, note_machine, result_of
+from signvote.sim.machine import Machine
+from signvote.sim.phases import Phases
+from signvote.sim.population import parse_absences, present
+from signvote.sim.setup import Workshop, make_assignment, make_workers
+from signvote.sim.state import load_state, state_of
 from signvote.sim.yardsticks import AGGREGATES, messages
 from signvote.tasks import Task
 
-VERSION = 2  # of the state
-PHASES = ("gradients", "encode", "server", "apply", "evaluate", "total")  # on a GPU: to launch them
-PER_ROUND = ("voters", "bytes_up", "bytes_down")
+FLOAT32_BYTES = 4
 
 
 class Run:
@@ -56,82 +47,63 @@ class Run:
         config: Config,
         task: Task,
         machine: Machine | None = None,
-        workshop: dict[Any, Together] | None = None,
+        workshop: Workshop | None = None,
     ) -> None:
-        assert config.zeros is not None
-        assert config.momentum is not None
-        self.config, self.machine = config, machine or Machine()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(config.seed, 0).initial_seed())
-            model = task.model()
-        parts = split(task.train.labels, config.workers, config.split, config.seed)
-        self.sampler = Sampler(parts, config.batch_sizes, config.seed)
+        self.config = config
+        self.machine = machine or Machine()
         self.absences = parse_absences(config.absent, config.workers)
-        self.hostility = parse_attack(config.attack, config.workers)
-        self.encoding = Encoding(**{f.name: getattr(config, f.name) for f in fields(Encoding)})
-        self.gradients, self.together = self._prepared(task, model, {} if workshop is None else workshop)
-        self.layout = self.gradients.layout
-        self.encoders = [
-            Encoder(self.layout, m, self.encoding, run=config.seed, batch_size=size)
-            for m, size in enumerate(config.batch_sizes)
-        ]
-        self.server = (
-            None
-            if config.rule in YARDSTICKS
-            else Server(self.layout, config.rule, zeros=config.zeros, run=config.seed, **config.options)
+        self.phases = Phases()
+        work = make_assignment(config, task)
+        self.workers = make_workers(
+            work, task, self.machine, {} if workshop is None else workshop, self.phases
         )
+        self.encoder = Encoder(self.layout, 0, work.encoding, run=config.seed)  # the oracle's
+        self.server: Server | None = None
+        if config.rule not in YARDSTICKS:
+            self.server = Server(
+                self.layout, config.rule, run=config.seed, zeros=work.encoding.zeros, **config.options
+            )
         self.round = 0
-        self.seconds = dict.fromkeys(PHASES, 0.0)
         self.machines: list[dict[str, Any]] = []  # what the rounds were computed on
-        self._unsent: Callable[[], tuple[int, int]] | None = None  # bytes of the last round, arriving
-        self._last: Planes | None = None  # the last decision, kept for attackers
-        self.history: dict[str, Any] = {
-            "evaluations": {"round": [], "accuracy": [], "loss": []},
-            **{name: [] for name in PER_ROUND},
-            "trust": {"round": [], "weight": [], "crossover": []},
-            "sign_error": {"round": [], "error": []},
-        }
+        self.history = empty_history()
+        self.last_decision: Planes | None = None  # the last decision, kept for attackers
 
-    def _prepared(
-        self, task: Task, model: nn.Module, workshop: dict[Any, Together]
-    ) -> tuple[Gradients, Together | None]:
-        """Gradients one by one and, on a GPU, all together; those of the workshop if they fit."""
-        config, device = self.config, self.machine.torch_device
-        if not self.machine.is_together:
-            return Gradients(task.to(device), model.to(device)), None
-        key = id(task), config.batch_sizes, config.test_batch, self.machine
-        if key not in workshop:
-            workshop.clear()
-            gradients = Gradients(task.to(device), model.to(device))
-            together = Together(gradients, config.batch_sizes, self.machine, config.test_batch)
-            if together.model is None:
-                return gradients, None
-            workshop[key] = together
-        together = workshop[key]
-        together.restart(model.to(device), self.encoding)
-        return together.gradients_by_one, together
+    @property
+    def gradients(self) -> Gradients:
+        """The model, its parameters as one vector, and gradients of them."""
+        return self.workers.gradients
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return self.workers.layout
 
     @property
     def model(self) -> nn.Module:
         """The model being trained."""
         return self.gradients.model
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase."""
+        return self.phases.seconds
+
     # ---- one round -------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Do the next round; evaluate before the first, at every `evaluate_every`-th and at the last."""
-        self._say_where()
-        with self._timed("total"):
+        note_machine(self.machines, self.machine, self.round + 1)
+        with self.phases.timed("total"):
             if self.round == 0:
                 self._evaluate()
             t = self.round + 1
             voters = present(t, self.config.workers, self.config.miss, self.absences, self.config.seed)
-            if self.server is None:
-                self._yardstick(t, voters)
-            elif self.together is None:
+            if self.server is not None:
                 self._vote(t, voters, self.server)
+            elif self.config.rule == "oracle":
+                self._oracle(t, voters)
             else:
-                self._vote_together(t, voters, self.server, self.together)
+                self._average(t, voters)
             self.round = t
             self.history["voters"].append(len(voters))
             if self._is_watched(t):
@@ -140,253 +112,107 @@ class Run:
     def _is_watched(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.config.rounds
 
-    def _seed(self, worker: int, t: int) -> tuple[int, ...]:
-        """Of all that is random in a worker's gradient."""
-        return self.config.seed, 6, t, worker
-
-    def _gradient(self, worker: int, t: int) -> Tensor:
-        with self._timed("gradients"):
-            wrong = self._relabels(worker, t)
-            return self.gradients.of(self.sampler.batch(worker, t - 1), self._seed(worker, t), wrong)
-
-    def _gradients(self, t: int, together: Together) -> None:
-        """Of all workers, those away included: what they would have computed changes nothing."""
-        with self._timed("gradients"):
-            everybody = range(self.config.workers)
-            batches = [self.sampler.batch(m, t - 1) for m in everybody]
-            seeds = [(*self._seed(m, t), 1) for m in everybody]
-            together.gradients(batches, seeds, [self._relabels(m, t) for m in everybody])
-
-    def _relabels(self, worker: int, t: int) -> bool:
-        """Whether its labels are wrong; nobody attacks the oracle."""
-        attacked = self.hostility is not None and self.config.rule != "oracle"
-        return attacked and self.hostility.relabels(worker, t)  # type: ignore[union-attr]
-
     def _vote(self, t: int, voters: list[int], server: Server) -> None:
-        planes = []
-        for m in voters:
-            gradient = self._gradient(m, t)
-            with self._timed("encode"):
-                planes.append(self.encoders[m].encode(t, gradient))
-        with self._timed("encode"):
-            if self.hostility is not None and voters:
-                planes = self._all_attacked(planes, t, voters)
-            ballots = {m: self.encoders[m].ballot(t, mine) for m, mine in zip(voters, planes, strict=True)}
-        with self._timed("server"):
-            message = server.decide(t, ballots)
-        self._record_trust(t, server)
-        decision = parse(message, layout=self.layout, run=self.config.seed, round=t, worker=SERVER)
-        self._apply(t, decision.planes())
-        self.history["bytes_up"].append(sum(map(len, ballots.values())))
-        self.history["bytes_down"].append(len(message) * len(voters))
-
-    def _vote_together(self, t: int, voters: list[int], server: Server, together: Together) -> None:
-        self._gradients(t, together)
-        with self._timed("encode"):
-            votes = self._attacked(together.votes(t, voters, self.encoding, run=self.config.seed), t)
-        with self._timed("server"):
-            decision = server.decide_planes(t, votes)
+        votes = self._attacked(self.workers.votes(t, voters), t)
         self.settle()
-        self._unsent = bytes_sent(votes, decision, sparse=self.encoding.top is not None)
+        decision = self.workers.decide(t, votes, server)
+        if not self.workers.bytes_arrive_later:
+            note_bytes(self.history, *self.workers.bytes_sent())
         self._record_trust(t, server)
         self._apply(t, decision)
 
     def _attacked(self, votes: Votes, t: int) -> Votes:
         """What is really sent."""
-        if self.hostility is None:
+        hostility = self.workers.work.hostility
+        if hostility is None or not votes.workers:
             return votes
-        last = None if self._last is None else self._last.map(lambda p: p.to(votes.planes.signs.device))
-        return self.hostility.change(votes, seed=self.config.seed, round=t, last=last)
-
-    def _all_attacked(self, planes: list[Planes | None], t: int, voters: list[int]) -> list[Planes | None]:
-        """The same for votes one by one; what is declared goes to the encoders, which write the ballots."""
-        votes = self._attacked(stacked(planes, voters, self.layout.size, self.config.batch_sizes), t)
-        for m, size in zip(voters, votes.batch_sizes, strict=True):
-            self.encoders[m].batch_size = size
-        rows = [Planes(*(None if p is None else p[i] for p in votes.planes)) for i in range(len(voters))]  # type: ignore[arg-type]
-        return [None if mine is None else row for mine, row in zip(planes, rows, strict=True)]
+        device = votes.planes.signs.device
+        last = None if self.last_decision is None else self.last_decision.map(lambda plane: plane.to(device))
+        return hostility.change(votes, seed=self.config.seed, round=t, last=last)
 
     def settle(self) -> None:
-        """Note what the last round sent."""
-        if self._unsent is not None:
-            up, down = self._unsent()
-            self.history["bytes_up"].append(up)
-            self.history["bytes_down"].append(down)
-            self._unsent = None
+        """Note what the last round sent, if that is not noted yet: on a GPU the numbers arrive later."""
+        if len(self.history["bytes_up"]) < self.round:
+            note_bytes(self.history, *self.workers.bytes_sent())
 
     def _apply(self, t: int, decision: Planes) -> None:
         """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
         if self.config.sign_error and self._is_watched(t):
             decided = unpack_signs(decision, self.layout.size)
-            self._note("sign_error", round=t, error=sign_error(decided, self.gradients.true()))
-        if self.hostility is not None:
-            self._last = decision
-        with self._timed("apply"):
+            note(self.history, "sign_error", round=t, error=sign_error(decided, self.gradients.true()))
+        if self.workers.work.hostility is not None:
+            self.last_decision = decision
+        with self.phases.timed("apply"):
             x = self._decayed(t)
             backend(x.device).step_(x, decision, 0, self.config.step_at(t))
 
     def _decayed(self, t: int) -> Tensor:
         """The parameters after a step of weight decay."""
-        x, step = self.gradients.x, self.config.step_at(t)
-        return x.mul_(1 - step * self.config.decay) if self.config.decay else x
-
-    def _yardstick(self, t: int, voters: list[int]) -> None:
-        sent = 4 * self.layout.size * len(voters)
-        self.history["bytes_up"].append(sent)
-        self.history["bytes_down"].append(sent)
-        if self.config.rule == "oracle":
-            self._oracle(t, voters)
-            return
-        received, sizes = messages(*self._signals(t, voters)) if voters else ((), ())
-        if len(received):
-            with self._timed("apply"):
-                move = AGGREGATES[self.config.rule](received, sizes)  # type: ignore[arg-type]
-                self._decayed(t).sub_(move, alpha=self.config.step_at(t))
-
-    def _signals(self, t: int, voters: list[int]) -> tuple[Tensor, Votes]:
-        """What each voter would send as floats, and the signs that it sends."""
-        if self.together is not None:
-            self._gradients(t, self.together)
-            votes = self.together.votes(t, voters, self.encoding, run=self.config.seed)
-            return self.together.signals(), self._attacked(votes, t)
-        signals, planes = [], []
-        for m in voters:
-            gradient = self._gradient(m, t)
-            planes.append(self.encoders[m].encode(t, gradient))
-            signals.append(gradient.clone())
-        votes = stacked(planes, voters, self.layout.size, self.config.batch_sizes)
-        return torch.stack(signals), self._attacked(votes, t)
+        x = self.gradients.x
+        if self.config.decay:
+            x.mul_(1 - self.config.step_at(t) * self.config.decay)
+        return x
 
     def _oracle(self, t: int, voters: list[int]) -> None:
-        """The sign of the mean over all samples."""
-        mean = self._mean(t, voters)
-        with self._timed("encode"):
-            planes = self.encoders[0].encode(t, mean)
+        """Step by the sign of the mean over all samples."""
+        self._note_floats(voters)
+        mean = self.workers.mean(t, voters)
+        with self.phases.timed("encode"):
+            planes = self.encoder.encode(t, mean)
         if planes is not None:
             self._apply(t, planes)
 
-    def _mean(self, t: int, voters: list[int]) -> Tensor:
-        if self.together is not None:
-            self._gradients(t, self.together)
-            return self.together.mean(voters)
-        mean = torch.zeros_like(self.gradients.flat)
-        total = sum(self.config.batch_sizes[m] for m in voters)
-        for m in voters:
-            mean.add_(self._gradient(m, t), alpha=self.config.batch_sizes[m] / total)
-        return mean
+    def _average(self, t: int, voters: list[int]) -> None:
+        """Step by a mean or median of floats."""
+        self._note_floats(voters)
+        if not voters:
+            return
+        votes = self._attacked(self.workers.votes(t, voters), t)
+        received, sizes = messages(self.workers.signals(), votes)
+        if len(received):
+            with self.phases.timed("apply"):
+                move = AGGREGATES[self.config.rule](received, sizes)
+                self._decayed(t).sub_(move, alpha=self.config.step_at(t))
+
+    def _note_floats(self, voters: list[int]) -> None:
+        sent = FLOAT32_BYTES * self.layout.size * len(voters)
+        note_bytes(self.history, sent, sent)
 
     # ---- what is watched -------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        with self._timed("evaluate"):
-            accuracy, loss = (
-                evaluate(self.gradients.task, self.model, self.config.test_batch)
-                if self.together is None
-                else self.together.evaluate()
-            )
-        self._note("evaluations", round=self.round, accuracy=accuracy, loss=loss)
+        with self.phases.timed("evaluate"):
+            accuracy, loss = self.workers.evaluate()
+        note(self.history, "evaluations", round=self.round, accuracy=accuracy, loss=loss)
 
     def _record_trust(self, t: int, server: Server) -> None:
         """Mean weight of each worker in the next vote, and how much of this one it was overruled in."""
         if not self._is_watched(t):
             return
         server.settle()
-        workers, n = tuple(range(self.config.workers)), self.layout.size
+        workers = tuple(range(self.config.workers))
         nothing = Planes(
             torch.empty(len(workers), 0, dtype=torch.int64, device=self.gradients.x.device), None
         )
-        everyone = Votes(workers=workers, planes=nothing, n=n, batch_sizes=self.config.batch_sizes)
+        everyone = Votes(
+            workers=workers, planes=nothing, n=self.layout.size, batch_sizes=self.config.batch_sizes
+        )
         weight = (server.rule.weights(everyone).double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
-        self._note("trust", round=t, weight=weight, crossover=overruled)
-
-    def _note(self, what: str, **values: object) -> None:
-        for name, value in values.items():
-            self.history[what][name].append(value)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[phase] += time.perf_counter() - start
-
-    def _say_where(self) -> None:
-        """Note where the rounds from here on are computed, if that is new."""
-        here = self.machine.named()
-        if not self.machines or {k: self.machines[-1][k] for k in here} != here:
-            self.machines.append({"from_round": self.round + 1, **here})
+        note(self.history, "trust", round=t, weight=weight, crossover=overruled)
 
     def result(self, status: str) -> dict[str, Any]:
         """What results.json holds of this run."""
         self.settle()
-        trust = {"workers": list(range(self.config.workers)), **self.history["trust"]}
-        return {
-            "format": FORMAT,
-            "config": self.config.as_dict(),
-            "versions": versions(),
-            "status": status,
-            "coordinates": self.layout.size,
-            "rounds_done": self.round,
-            "machine": self.machines,
-            "seconds": self.seconds,
-            **self.history,
-            "accuracy_by_class": by_class(self.gradients.task, self.model, self.config.test_batch)
-            if status == "done"
-            else [],
-            **{name: lengths.pack(self.history[name]) for name in PER_ROUND},
-            "trust": lengths.short(trust) if trust["round"] else {},
-            "sign_error": lengths.short(self.history["sign_error"]) if self.config.sign_error else {},
-        }
+        return result_of(self, status)
 
-    # ---- stopping and going on -------------------------------------------------------------------
+    # ---- stopping and continuing -----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit."""
+        """Everything needed to continue bit for bit."""
         self.settle()
-        memories = [encoder.memory for encoder in self.encoders]
-        if self.together is not None and self.config.rule != "oracle":
-            memories = self.together.memories()
-        return {
-            "kind": "run",
-            "version": VERSION,
-            "config": json.dumps(self.config.as_dict(), sort_keys=True),
-            "round": self.round,
-            "model": {name: p.detach() for name, p in self.model.state_dict().items()},
-            "server": None if self.server is None else self.server.state_dict(),
-            "averages": [memory.average for memory in memories],
-            "residuals": [memory.residual for memory in memories],
-            "decision": None if self._last is None else list(self._last),
-            "history": self.history,
-            "seconds": self.seconds,
-            "machines": self.machines,
-        }
+        return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same configuration."""
-        check_state(state, kind="run")
-        state = upgraded(state, "the checkpoint", VERSION, {1: _said_in_full})
-        mine, its = self.config.as_dict(), json.loads(state["config"])
-        differing = [k for k in mine | its if mine.get(k) != its.get(k)]
-        if differing:
-            what = ", ".join(f"{k} {its.get(k)!r} instead of {mine.get(k)!r}" for k in differing)
-            raise StateError(f"the checkpoint is of another run: {what}")
-        self.round, self.history, self.seconds = state["round"], state["history"], state["seconds"]
-        self.machines, self._unsent = state["machines"], None
-        self._last = None if state["decision"] is None else Planes(*state["decision"])
-        self.model.load_state_dict(state["model"])
-        device = self.gradients.x.device
-        memories = [Memory(*kept) for kept in zip(state["averages"], state["residuals"], strict=True)]
-        for encoder, memory in zip(self.encoders, memories, strict=True):
-            encoder.memory = memory.map(lambda kept: kept.to(device))
-        if self.together is not None:
-            self.together.load_memories(memories)
-        if self.server is not None:
-            self.server.load_state_dict(state["server"])
-
-
-def _said_in_full(state: dict[str, Any]) -> dict[str, Any]:
-    """From format 1, in which what did not exist yet could be missing."""
-    nothing = {"decision": None, "machines": [], "residuals": [None] * len(state["averages"])}
-    config = Config.from_dict(json.loads(state["config"])).as_dict()
-    seconds = dict.fromkeys(PHASES, 0.0) | state["seconds"]
-    return nothing | state | {"config": json.dumps(config, sort_keys=True), "seconds": seconds}
+        """Continue from a state of the same configuration."""
+        load_state(self, state)

@@ -1,4 +1,4 @@
-"""All workers at once on a GPU: gradients in one captured pass, signs in one launch, nobody waits.
+"""The gradients of all workers in one captured pass over the model, and a test in another.
 
 What changes from round to round goes into fixed places: which samples, how they are shifted. So a round's
 gradients are one CUDA graph, and so is a test. Nothing here waits for the device but `evaluate`, which is
@@ -12,14 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import HEADER
-from signvote.core.bits import bytes_for, coin_for
-from signvote.core.encoder import Encoded, Encoding, Memory, encode
-from signvote.core.sparse import body_bytes
-from signvote.core.vote import Votes, everywhere
-from signvote.kernels import Coins, Planes, download, has_triton, upload
+from signvote.kernels import has_triton, upload
 from signvote.sim.gradients import Gradients
-from signvote.sim.layers import Crew, Parts, side_by_side
+from signvote.sim.joint.layers import Crew, Parts, side_by_side
 from signvote.sim.machine import Machine
 from signvote.sim.population import generator
 
@@ -27,7 +22,7 @@ TEST_SAMPLES = 2048  # at a time, about
 WARM_UP = 3  # passes before a capture, as PyTorch asks for
 
 
-class Together:
+class JointPass:
     """The gradients of a model by workers of given batch sizes, the small ones first inside.
 
     Args:
@@ -47,8 +42,6 @@ class Together:
         device, sizes = gradients.x.device, [batch_sizes[m] for m in self.order]
         self.device = device
         self.matrix = torch.zeros(len(sizes), self.layout.size, device=device)
-        self.memory = Memory()  # of all workers, in rows of `order`
-        self._signal = self.matrix  # of the last votes, less feedback
         self.parts = Parts(sizes, device)
         self.crew = Crew(
             self.parts, self.matrix, self.layout, machine.dtype, has_triton() and device.type == "cuda"
@@ -67,12 +60,9 @@ class Together:
 
     # ---- gradients ---------------------------------------------------------------------------------
 
-    def restart(self, model: nn.Module, encoding: Encoding) -> None:
+    def restart(self, model: nn.Module) -> None:
         """Begin anew with the parameters of a fresh model."""
         self.gradients_by_one.model.load_state_dict(model.state_dict())
-        average = torch.zeros_like(self.matrix) if encoding.momentum else None
-        residual = torch.zeros_like(self.matrix) if encoding.feedback else None
-        self.memory = Memory(average, residual)
 
     def gradients(
         self, batches: Sequence[Tensor], seeds: Sequence[tuple[int, ...]], relabelled: Sequence[bool] = ()
@@ -103,70 +93,6 @@ class Together:
         labels = torch.where(self.relabelled, train.wrong(labels), labels)
         losses = self.task.losses(self.model(inputs), labels)
         (losses * self.share).sum().backward()  # type: ignore[no-untyped-call]
-
-    # ---- votes -------------------------------------------------------------------------------------
-
-    def votes(self, t: int, voters: Sequence[int], encoding: Encoding, *, run: int) -> Votes:
-        """The votes of these workers, sorted by worker, from the last gradients."""
-        at = self._rows(voters)
-        gradient = self.matrix if at is None else self.matrix[at]
-        before = self.memory if at is None else self.memory.map(lambda rows: rows[at])
-        coins = Coins.of([coin_for(encoding.zeros, run, t, m) for m in voters], self.device)
-        found = encode(gradient, before, encoding, coins)
-        assert isinstance(found.finite, Tensor)
-        self.memory = self._kept(at, before, found)
-        self._signal = gradient if found.memory.average is None else found.memory.average
-        sizes = tuple(self.batch_sizes[m] for m in voters)
-        return Votes(
-            workers=tuple(voters),
-            planes=found.planes,
-            n=self.layout.size,
-            batch_sizes=sizes,
-            present=found.finite,
-        )
-
-    def _rows(self, voters: Sequence[int]) -> Tensor | None:
-        """The rows of these workers; None: all of them, in order."""
-        rows = [self.order.index(m) for m in voters]
-        if rows == list(range(len(self.order))):
-            return None
-        return upload(torch.tensor(rows, dtype=torch.int64), self.device)
-
-    def _kept(self, at: Tensor | None, before: Memory, found: Encoded) -> Memory:
-        """Everybody's memory after a round; rows whose signal was not finite keep what they had."""
-
-        def kept(mine: Tensor | None, old: Tensor | None, new: Tensor | None) -> Tensor | None:
-            if mine is None or old is None or new is None:
-                return mine
-            assert isinstance(found.finite, Tensor)
-            rows = torch.where(found.finite[:, None], new, old)
-            return rows if at is None else mine.index_copy_(0, at, rows)
-
-        average = kept(self.memory.average, before.average, found.memory.average)
-        residual = kept(self.memory.residual, before.residual, found.memory.residual)
-        return Memory(average, residual)
-
-    def signals(self) -> Tensor:
-        """What the last votes are the signs of, (voters, N): the average if there is momentum."""
-        return self._signal
-
-    def mean(self, voters: Sequence[int]) -> Tensor:
-        """The mean of the last gradients over all samples of the voters."""
-        total = sum(self.batch_sizes[m] for m in voters)
-        shares = torch.tensor([self.batch_sizes[m] / total if m in voters else 0.0 for m in self.order])
-        return (self.matrix * upload(shares, self.device)[:, None]).sum(0)
-
-    def memories(self) -> list[Memory]:
-        """What each worker remembers, on the CPU."""
-        rows = [self.order.index(m) for m in range(len(self.order))]
-        return [self.memory.map(lambda all_rows, row=row: all_rows[row].cpu()) for row in rows]  # type: ignore[misc]
-
-    def load_memories(self, memories: Sequence[Memory]) -> None:
-        """Continue from these; None: from zero."""
-        for row, m in enumerate(self.order):
-            for mine, its in zip(self.memory, memories[m], strict=True):
-                if mine is not None:
-                    mine[row] = 0 if its is None else its.to(self.device)
 
     # ---- tests -------------------------------------------------------------------------------------
 
@@ -215,36 +141,3 @@ def captured(work: Callable[[], None], device: torch.device) -> Callable[[], Non
     with torch.cuda.graph(graph):
         work()
     return graph.replay
-
-
-def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], tuple[int, int]]:
-    """Bytes of all ballots and of all copies of the decision: those that `Ballot` would write.
-
-    A support plane is sent only where a coordinate is left out; an abstention is a header alone.
-    """
-    ballots = _body_bytes(votes.planes, votes.n, sparse=sparse)
-    if votes.present is not None:
-        ballots = ballots * votes.present
-    decided = decision.map(lambda plane: plane[None])
-    body = _body_bytes(decided, votes.n, sparse=False)
-    if sparse and decision.support is not None:
-        body = torch.minimum(body, _body_bytes(decided, votes.n, sparse=True))
-    arrive = download(ballots.sum(), body)
-
-    def arrived() -> tuple[int, int]:
-        sent, each = (int(count) for count in arrive())
-        workers = len(votes.workers)
-        return workers * HEADER.size + sent, workers * (HEADER.size + each)
-
-    return arrived
-
-
-def _body_bytes(planes: Planes, n: int, *, sparse: bool) -> Tensor:
-    """Bytes behind the header of each row's ballot."""
-    one = torch.full((len(planes.signs),), bytes_for(n), device=planes.signs.device)
-    full = everywhere(n, planes.signs.device)
-    if sparse:
-        return body_bytes(full[None] if planes.support is None else planes.support, n)
-    if planes.support is None:
-        return one
-    return one + one * (planes.support != full).any(1)

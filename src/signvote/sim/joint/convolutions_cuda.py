@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signvote.sim.layers import Parts
+from signvote.sim.joint.layers import Parts
 
 PROGRAMS = 600  # about: enough to fill a large GPU, few partial sums
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signvote.sim.layers import Parts
+from signvote.sim.joint.layers import Parts
 
 TILE = 4096  # elements that a program holds at a time
 

@@ -1,7 +1,7 @@
 """What `layers.Plain` offers, in Triton, and faster ways where there are any."""
 
-from signvote.sim.convolutions_cuda import conv_weights_, is_narrow, narrow, narrow_backward
-from signvote.sim.norms_cuda import moments, normalise, normalise_backward_
+from signvote.sim.joint.convolutions_cuda import conv_weights_, is_narrow, narrow, narrow_backward
+from signvote.sim.joint.norms_cuda import moments, normalise, normalise_backward_
 
 __all__ = [
     "conv_weights_", "is_narrow", "moments", "narrow", "narrow_backward", "normalise", "normalise_backward_",

@@ -258,7 +258,7 @@ LAYERS: dict[type[nn.Module], type[Layer]] = {
 def _sums(crew: Crew) -> Any:
     if not crew.triton:
         return Plain
-    from signvote.sim import layers_cuda
+    from signvote.sim.joint import layers_cuda
 
     return layers_cuda
 

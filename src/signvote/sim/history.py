@@ -1,0 +1,68 @@
+"""What a run records as it goes, and the result that it leaves behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from signvote.sim import lengths
+from signvote.sim.gradients import by_class
+from signvote.sim.machine import Machine, versions
+from signvote.sim.results import FORMAT
+
+if TYPE_CHECKING:
+    from signvote.sim.run import Run
+
+PER_ROUND = ("voters", "bytes_up", "bytes_down")
+
+History = dict[str, Any]
+
+
+def empty_history() -> History:
+    """Of a run that has not begun."""
+    history: History = {
+        "evaluations": {"round": [], "accuracy": [], "loss": []},
+        "trust": {"round": [], "weight": [], "crossover": []},
+        "sign_error": {"round": [], "error": []},
+    }
+    return history | {name: [] for name in PER_ROUND}
+
+
+def note(history: History, what: str, **values: object) -> None:
+    """Add one measurement."""
+    for name, value in values.items():
+        history[what][name].append(value)
+
+
+def note_bytes(history: History, up: int, down: int) -> None:
+    """Add the bytes of a round."""
+    history["bytes_up"].append(up)
+    history["bytes_down"].append(down)
+
+
+def note_machine(machines: list[dict[str, Any]], machine: Machine, round: int) -> None:
+    """Note where the rounds from this one on are computed, if that is new."""
+    here = machine.named()
+    if not machines or {key: machines[-1][key] for key in here} != here:
+        machines.append({"from_round": round, **here})
+
+
+def result_of(run: Run, status: str) -> dict[str, Any]:
+    """What results.json holds of a run."""
+    config = run.config
+    accuracies = by_class(run.gradients.task, run.model, config.test_batch) if status == "done" else []
+    trust = {"workers": list(range(config.workers)), **run.history["trust"]}
+    return {
+        "format": FORMAT,
+        "config": config.as_dict(),
+        "versions": versions(),
+        "status": status,
+        "coordinates": run.layout.size,
+        "rounds_done": run.round,
+        "machine": run.machines,
+        "seconds": run.seconds,
+        **run.history,
+        "accuracy_by_class": accuracies,
+        **{name: lengths.pack(run.history[name]) for name in PER_ROUND},
+        "trust": lengths.short(trust) if trust["round"] else {},
+        "sign_error": lengths.short(run.history["sign_error"]) if config.sign_error else {},
+    }

@@ -1,0 +1,160 @@
+"""All workers at once: gradients in one pass, signs in one launch, votes that never leave the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from signvote.core.ballot import HEADER
+from signvote.core.bits import bytes_for, coin_for
+from signvote.core.encoder import Encoded, Memory, encode
+from signvote.core.server import Server
+from signvote.core.sparse import body_bytes
+from signvote.core.vote import Votes, everywhere
+from signvote.kernels import Coins, Planes, download, upload
+from signvote.sim.joint.passes import JointPass
+from signvote.sim.phases import Phases
+from signvote.sim.workers import Assignment, Workers
+
+
+class Together(Workers):
+    """The workers of a run, computed by one pass. Rows of its matrices are in the order of the pass."""
+
+    bytes_arrive_later = True
+
+    def __init__(self, work: Assignment, joint: JointPass, phases: Phases) -> None:
+        super().__init__(work, joint.gradients_by_one, phases)
+        self.joint = joint
+        average = torch.zeros_like(joint.matrix) if work.encoding.momentum else None
+        residual = torch.zeros_like(joint.matrix) if work.encoding.feedback else None
+        self.memory = Memory(average, residual)
+        self._signals = joint.matrix
+        self._arrive: Callable[[], tuple[int, int]] | None = None  # bytes of the last round
+
+    def votes(self, t: int, voters: Sequence[int]) -> Votes:
+        """See Workers."""
+        self._compute(t)
+        with self.phases.timed("encode"):
+            at = self._rows(voters)
+            gradient = self.joint.matrix if at is None else self.joint.matrix[at]
+            before = self.memory if at is None else self.memory.map(lambda rows: rows[at])
+            found = encode(gradient, before, self.work.encoding, self._coins(t, voters))
+            assert isinstance(found.finite, Tensor)
+            self.memory = self._kept(at, before, found)
+            self._signals = gradient if found.memory.average is None else found.memory.average
+        return Votes(
+            workers=tuple(voters),
+            planes=found.planes,
+            n=self.layout.size,
+            batch_sizes=tuple(self.work.config.batch_sizes[m] for m in voters),
+            present=found.finite,
+        )
+
+    def _compute(self, t: int) -> None:
+        """Start the gradients of all workers. Absent ones are computed too, which changes nothing."""
+        with self.phases.timed("gradients"):
+            everybody = range(self.work.config.workers)
+            batches = [self.work.batch(m, t) for m in everybody]
+            seeds = [(*self.work.seed(m, t), 1) for m in everybody]
+            self.joint.gradients(batches, seeds, [self.work.relabels(m, t) for m in everybody])
+
+    def _coins(self, t: int, voters: Sequence[int]) -> Coins | None:
+        zeros = self.work.encoding.zeros
+        run = self.work.config.seed
+        return Coins.of([coin_for(zeros, run, t, m) for m in voters], self.joint.device)
+
+    def _rows(self, voters: Sequence[int]) -> Tensor | None:
+        """The rows of these workers; None: all of them, in order."""
+        rows = [self.joint.order.index(m) for m in voters]
+        if rows == list(range(len(self.joint.order))):
+            return None
+        return upload(torch.tensor(rows, dtype=torch.int64), self.joint.device)
+
+    def _kept(self, at: Tensor | None, before: Memory, found: Encoded) -> Memory:
+        """The memory of all workers after a round; rows whose signal was not finite keep what they had."""
+
+        def kept(mine: Tensor | None, old: Tensor | None, new: Tensor | None) -> Tensor | None:
+            if mine is None or old is None or new is None:
+                return mine
+            assert isinstance(found.finite, Tensor)
+            rows = torch.where(found.finite[:, None], new, old)
+            return rows if at is None else mine.index_copy_(0, at, rows)
+
+        average = kept(self.memory.average, before.average, found.memory.average)
+        residual = kept(self.memory.residual, before.residual, found.memory.residual)
+        return Memory(average, residual)
+
+    def signals(self) -> Tensor:
+        """See Workers."""
+        return self._signals
+
+    def decide(self, t: int, votes: Votes, server: Server) -> Planes:
+        """See Workers. The votes stay on the device; their bytes are counted there."""
+        with self.phases.timed("server"):
+            decision = server.decide_planes(t, votes)
+        self._arrive = bytes_sent(votes, decision, sparse=self.work.encoding.top is not None)
+        return decision
+
+    def bytes_sent(self) -> tuple[int, int]:
+        """See Workers."""
+        assert self._arrive is not None
+        return self._arrive()
+
+    def mean(self, t: int, voters: Sequence[int]) -> Tensor:
+        """See Workers."""
+        self._compute(t)
+        sizes = self.work.config.batch_sizes
+        total = sum(sizes[m] for m in voters)
+        shares = torch.tensor([sizes[m] / total if m in voters else 0.0 for m in self.joint.order])
+        return (self.joint.matrix * upload(shares, self.joint.device)[:, None]).sum(0)
+
+    def evaluate(self) -> tuple[float, float]:
+        """See Workers."""
+        return self.joint.evaluate()
+
+    def memories(self) -> list[Memory]:
+        """See Workers."""
+        rows = [self.joint.order.index(m) for m in range(len(self.joint.order))]
+        return [self.memory.map(lambda kept, row=row: kept[row].cpu()) for row in rows]  # type: ignore[misc]
+
+    def load_memories(self, memories: Sequence[Memory]) -> None:
+        """See Workers."""
+        for row, m in enumerate(self.joint.order):
+            for mine, its in zip(self.memory, memories[m], strict=True):
+                if mine is not None:
+                    mine[row] = 0 if its is None else its.to(self.joint.device)
+
+
+def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], tuple[int, int]]:
+    """Bytes of all ballots and of all copies of the decision: those that `Ballot` would write.
+
+    A support plane is sent only where a coordinate is left out; an abstention is a header alone.
+    """
+    ballots = _body_bytes(votes.planes, votes.n, sparse=sparse)
+    if votes.present is not None:
+        ballots = ballots * votes.present
+    decided = decision.map(lambda plane: plane[None])
+    body = _body_bytes(decided, votes.n, sparse=False)
+    if sparse and decision.support is not None:
+        body = torch.minimum(body, _body_bytes(decided, votes.n, sparse=True))
+    arrive = download(ballots.sum(), body)
+
+    def arrived() -> tuple[int, int]:
+        sent, each = (int(count) for count in arrive())
+        workers = len(votes.workers)
+        return workers * HEADER.size + sent, workers * (HEADER.size + each)
+
+    return arrived
+
+
+def _body_bytes(planes: Planes, n: int, *, sparse: bool) -> Tensor:
+    """Bytes behind the header of each row's ballot."""
+    one = torch.full((len(planes.signs),), bytes_for(n), device=planes.signs.device)
+    full = everywhere(n, planes.signs.device)
+    if sparse:
+        return body_bytes(full[None] if planes.support is None else planes.support, n)
+    if planes.support is None:
+        return one
+    return one + one * (planes.support != full).any(1)

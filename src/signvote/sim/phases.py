@@ -1,0 +1,23 @@
+"""Where the time of a run goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PHASES = ("gradients", "encode", "server", "apply", "evaluate", "total")  # on a GPU: to launch them
+
+
+class Phases:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - start

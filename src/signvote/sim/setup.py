@@ -1,0 +1,56 @@
+"""From a configuration to the workers of a run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import torch
+
+from signvote.core.encoder import Encoding
+from signvote.sim.attacks import parse_attack
+from signvote.sim.config import Config
+from signvote.sim.gradients import Gradients
+from signvote.sim.joint.passes import JointPass
+from signvote.sim.joint.together import Together
+from signvote.sim.machine import Machine
+from signvote.sim.phases import Phases
+from signvote.sim.population import Sampler, generator, split
+from signvote.sim.workers import Assignment, OneByOne, Workers
+from signvote.tasks import Task
+
+Workshop = dict[Any, JointPass]  # what consecutive runs share: captured graphs
+
+
+def make_assignment(config: Config, task: Task) -> Assignment:
+    """What the workers have to do."""
+    parts = split(task.train.labels, config.workers, config.split, config.seed)
+    return Assignment(
+        config=config,
+        encoding=Encoding(**{f.name: getattr(config, f.name) for f in fields(Encoding)}),
+        sampler=Sampler(parts, config.batch_sizes, config.seed),
+        hostility=parse_attack(config.attack, config.workers),
+    )
+
+
+def make_workers(
+    work: Assignment, task: Task, machine: Machine, workshop: Workshop, phases: Phases
+) -> Workers:
+    """Workers with a fresh model: computed together where machine and model allow it, else one by one."""
+    config = work.config
+    device = machine.torch_device
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(config.seed, 0).initial_seed())
+        model = task.model().to(device)
+    if not machine.is_together:
+        return OneByOne(work, Gradients(task.to(device), model), phases)
+    key = id(task), config.batch_sizes, config.test_batch, machine
+    if key not in workshop:
+        workshop.clear()
+        gradients = Gradients(task.to(device), model)
+        joint = JointPass(gradients, config.batch_sizes, machine, config.test_batch)
+        if joint.model is None:
+            return OneByOne(work, gradients, phases)
+        workshop[key] = joint
+    workshop[key].restart(model)
+    return Together(work, workshop[key], phases)

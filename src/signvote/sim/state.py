@@ -1,0 +1,70 @@
+"""A run's state: everything needed to continue it bit for bit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from signvote.core.encoder import Memory
+from signvote.errors import StateError
+from signvote.formats import check_state, upgraded
+from signvote.kernels import Planes
+from signvote.sim.config import Config
+from signvote.sim.phases import PHASES
+
+if TYPE_CHECKING:
+    from signvote.sim.run import Run
+
+VERSION = 2
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """The state of a run between two rounds."""
+    memories = run.workers.memories()
+    if run.config.rule == "oracle":
+        memories = [run.encoder.memory] + [Memory()] * (run.config.workers - 1)
+    return {
+        "kind": "run",
+        "version": VERSION,
+        "config": json.dumps(run.config.as_dict(), sort_keys=True),
+        "round": run.round,
+        "model": {name: p.detach() for name, p in run.model.state_dict().items()},
+        "server": None if run.server is None else run.server.state_dict(),
+        "averages": [memory.average for memory in memories],
+        "residuals": [memory.residual for memory in memories],
+        "decision": None if run.last_decision is None else list(run.last_decision),
+        "history": run.history,
+        "seconds": run.seconds,
+        "machines": run.machines,
+    }
+
+
+def load_state(run: Run, state: dict[str, Any]) -> None:
+    """Continue a fresh run from a state of the same configuration."""
+    check_state(state, kind="run")
+    state = upgraded(state, "the checkpoint", VERSION, {1: _said_in_full})
+    mine = run.config.as_dict()
+    its = json.loads(state["config"])
+    differing = [k for k in mine | its if mine.get(k) != its.get(k)]
+    if differing:
+        what = ", ".join(f"{k} {its.get(k)!r} instead of {mine.get(k)!r}" for k in differing)
+        raise StateError(f"the checkpoint is of another run: {what}")
+    run.round = state["round"]
+    run.history = state["history"]
+    run.phases.seconds = state["seconds"]
+    run.machines = state["machines"]
+    run.last_decision = None if state["decision"] is None else Planes(*state["decision"])
+    run.model.load_state_dict(state["model"])
+    memories = [Memory(*kept) for kept in zip(state["averages"], state["residuals"], strict=True)]
+    run.workers.load_memories(memories)
+    run.encoder.memory = memories[0].map(lambda kept: kept.to(run.gradients.x.device))
+    if run.server is not None:
+        run.server.load_state_dict(state["server"])
+
+
+def _said_in_full(state: dict[str, Any]) -> dict[str, Any]:
+    """From format 1, in which what did not exist yet could be missing."""
+    nothing = {"decision": None, "machines": [], "residuals": [None] * len(state["averages"])}
+    config = Config.from_dict(json.loads(state["config"])).as_dict()
+    seconds = dict.fromkeys(PHASES, 0.0) | state["seconds"]
+    return nothing | state | {"config": json.dumps(config, sort_keys=True), "seconds": seconds}

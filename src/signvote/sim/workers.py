@@ -1,0 +1,182 @@
+"""The workers of a run: what they compute, remember and send. One interface, two ways to compute.
+
+`OneByOne` computes one worker after the other, and every vote is bytes. `joint.together.Together` computes all in one
+pass, and votes stay on the device. Both go through the same core and send the same votes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from signvote.core.ballot import parse
+from signvote.core.bits import SERVER
+from signvote.core.encoder import Encoder, Encoding, Memory
+from signvote.core.layout import Layout
+from signvote.core.server import Server
+from signvote.core.vote import Votes
+from signvote.kernels import Planes, words_for
+from signvote.sim.attacks import Hostility, stacked
+from signvote.sim.config import FLOATS, Config
+from signvote.sim.gradients import Gradients, evaluate
+from signvote.sim.phases import Phases
+from signvote.sim.population import Sampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What the workers of a run have to do."""
+
+    config: Config
+    encoding: Encoding
+    sampler: Sampler
+    hostility: Hostility | None
+
+    def batch(self, worker: int, t: int) -> Tensor:
+        """Indices of a worker's samples in round t, from 1."""
+        return self.sampler.batch(worker, t - 1)
+
+    def seed(self, worker: int, t: int) -> tuple[int, ...]:
+        """Of everything random in a worker's gradient."""
+        return self.config.seed, 6, t, worker
+
+    def relabels(self, worker: int, t: int) -> bool:
+        """Whether a worker's labels are wrong. The oracle is not attacked."""
+        if self.hostility is None or self.config.rule == "oracle":
+            return False
+        return self.hostility.relabels(worker, t)
+
+
+class Workers(ABC):
+    """All workers of a run."""
+
+    bytes_arrive_later: ClassVar = False  # asking for `bytes_sent` at once would wait for the device
+
+    def __init__(self, work: Assignment, gradients: Gradients, phases: Phases) -> None:
+        self.work = work
+        self.gradients = gradients
+        self.phases = phases
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return self.gradients.layout
+
+    @abstractmethod
+    def votes(self, t: int, voters: Sequence[int]) -> Votes:
+        """Compute what these workers, in order, vote in round t."""
+
+    @abstractmethod
+    def signals(self) -> Tensor:
+        """What the last votes are the signs of, (voters, N), less feedback."""
+
+    @abstractmethod
+    def decide(self, t: int, votes: Votes, server: Server) -> Planes:
+        """Send votes to the server; its decision."""
+
+    @abstractmethod
+    def bytes_sent(self) -> tuple[int, int]:
+        """Bytes up and down of the last round that was decided, of all workers together."""
+
+    @abstractmethod
+    def mean(self, t: int, voters: Sequence[int]) -> Tensor:
+        """The mean gradient over all samples of these workers."""
+
+    @abstractmethod
+    def evaluate(self) -> tuple[float, float]:
+        """(accuracy, mean loss) on the test data."""
+
+    @abstractmethod
+    def memories(self) -> list[Memory]:
+        """What each worker remembers."""
+
+    @abstractmethod
+    def load_memories(self, memories: Sequence[Memory]) -> None:
+        """Continue from what each worker remembered."""
+
+
+class OneByOne(Workers):
+    """One worker after the other, each with its own encoder; ballots and decisions are bytes."""
+
+    def __init__(self, work: Assignment, gradients: Gradients, phases: Phases) -> None:
+        super().__init__(work, gradients, phases)
+        self.encoders = [
+            Encoder(self.layout, m, work.encoding, run=work.config.seed, batch_size=size)
+            for m, size in enumerate(work.config.batch_sizes)
+        ]
+        self._signals: list[Tensor] = []
+        self._sent = (0, 0)
+
+    def votes(self, t: int, voters: Sequence[int]) -> Votes:
+        """See Workers."""
+        planes = []
+        self._signals = []
+        for m in voters:
+            gradient = self._gradient(m, t)
+            with self.phases.timed("encode"):
+                planes.append(self.encoders[m].encode(t, gradient))
+            if self.work.config.rule in FLOATS:
+                self._signals.append(gradient.clone())
+        if not planes:
+            nothing = torch.zeros(0, words_for(self.layout.size), dtype=torch.int64)
+            return Votes(workers=(), planes=Planes(nothing, None), n=self.layout.size)
+        return stacked(planes, voters, self.layout.size, self.work.config.batch_sizes)
+
+    def _gradient(self, worker: int, t: int) -> Tensor:
+        """A view, valid until the next call."""
+        with self.phases.timed("gradients"):
+            batch = self.work.batch(worker, t)
+            return self.gradients.of(batch, self.work.seed(worker, t), self.work.relabels(worker, t))
+
+    def signals(self) -> Tensor:
+        """See Workers."""
+        return torch.stack(self._signals)
+
+    def decide(self, t: int, votes: Votes, server: Server) -> Planes:
+        """See Workers."""
+        with self.phases.timed("encode"):
+            ballots = {m: self._ballot(t, votes, row) for row, m in enumerate(votes.workers)}
+        with self.phases.timed("server"):
+            message = server.decide(t, ballots)
+        self._sent = (sum(map(len, ballots.values())), len(message) * len(ballots))
+        decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
+        return decision.planes()
+
+    def _ballot(self, t: int, votes: Votes, row: int) -> bytes:
+        """The message of one voter; an attacker may declare another batch size."""
+        encoder = self.encoders[votes.workers[row]]
+        encoder.batch_size = votes.batch_sizes[row]
+        if votes.present is not None and not votes.present[row]:
+            return encoder.ballot(t, None)
+        return encoder.ballot(t, votes.planes.map(lambda plane: plane[row]))
+
+    def bytes_sent(self) -> tuple[int, int]:
+        """See Workers."""
+        return self._sent
+
+    def mean(self, t: int, voters: Sequence[int]) -> Tensor:
+        """See Workers."""
+        sizes = self.work.config.batch_sizes
+        total = sum(sizes[m] for m in voters)
+        mean = torch.zeros_like(self.gradients.flat)
+        for m in voters:
+            mean.add_(self._gradient(m, t), alpha=sizes[m] / total)
+        return mean
+
+    def evaluate(self) -> tuple[float, float]:
+        """See Workers."""
+        return evaluate(self.gradients.task, self.gradients.model, self.work.config.test_batch)
+
+    def memories(self) -> list[Memory]:
+        """See Workers."""
+        return [encoder.memory for encoder in self.encoders]
+
+    def load_memories(self, memories: Sequence[Memory]) -> None:
+        """See Workers."""
+        for encoder, memory in zip(self.encoders, memories, strict=True):
+            encoder.memory = memory.map(lambda kept: kept.to(self.gradients.x.device))
