@@ -19,7 +19,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from signvote.report.groups import Group, groups, measured, spread_of, unique
-from signvote.sim.results import Results, read
+from signvote.results import Results, read
 
 PLAIN = "majority"
 EQUAL = 0.002  # accuracies so close are called equal

@@ -17,10 +17,9 @@ from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
 from signvote.report.groups import groups
+from signvote.results import current, pack, read, unpack
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
-from signvote.sim.lengths import pack, unpack
-from signvote.sim.results import current, read
 from signvote.sim.study import read_study
 from tests.test_package import command
 from tests.test_report import made_up_run, results_of

@@ -137,8 +137,8 @@ class Train(Common):
 
     def run(self) -> None:
         """Do it."""
+        from signvote.results import results_of
         from signvote.sim import Run, train
-        from signvote.sim.results import results_of
         from signvote.tasks import load_task
 
         options = dict(_option(text) for text in self.options)
@@ -258,7 +258,7 @@ class Report:
     def run(self) -> None:
         """Do it."""
         from signvote.names import check_name
-        from signvote.sim.results import merged, read
+        from signvote.results import merged, read
 
         if not self.folders:
             raise ConfigError("nothing to report: give the folders of some runs, such as runs/compare")

@@ -11,8 +11,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from signvote.errors import ConfigError
-from signvote.sim.lengths import unpack
-from signvote.sim.results import Results, current
+from signvote.results import Results, current, unpack
+from signvote.settings import conditions
 
 Config = dict[str, Any]
 Run = dict[str, Any]
@@ -318,17 +318,19 @@ def _told(key: str, value: Any) -> str:
 
 def _lead(group: Group, found: list[Group], baseline: str) -> dict[str, float | None]:
     """Over the baseline under the same conditions: the difference in each seed that both have."""
-    rivals = [
-        g for g in found if g.rule == baseline and _conditions(g) == _conditions(group) and g is not group
-    ]
-    mine, its = group.final_by_seed(), rivals[0].final_by_seed() if rivals else {}
+    mine = group.final_by_seed()
+    its = _rival(group, found, baseline)
     by_seed = [mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())]
     return {"lead": fmean(by_seed) if by_seed else None, "lead_spread": spread_of(by_seed)}
 
 
-def _conditions(group: Group) -> list[Any]:
-    same = ("task", "model", "recipe", "batch_sizes", "rounds", "split", "attack", "miss", "absent", "from")
-    return [group.config.get(name) for name in same]
+def _rival(group: Group, found: list[Group], baseline: str) -> dict[int, float]:
+    """Accuracy by seed of the baseline under the same conditions; nothing if it was not run."""
+    same = conditions(group.config)
+    for other in found:
+        if other.rule == baseline and other is not group and conditions(other.config) == same:
+            return other.final_by_seed()
+    return {}
 
 
 def _row(group: Group) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from signvote.report.groups import Group, batch_order, groups, table, unique
-from signvote.sim.results import Results
+from signvote.results import Results
 
 SETTINGS = ("task", "recipe", "attack", "split", "detail")  # of a row; shown where they differ
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ from signvote.report.groups import (
 )
 from signvote.report.marks import COLOURS, Marks
 from signvote.report.panels import Panel, arranged
-from signvote.sim.results import Results
+from signvote.results import Results
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown where they tell something
 

@@ -19,13 +19,12 @@ from signvote.core.vote import ONE, Votes
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
-from signvote.sim import lengths
+from signvote.results import FORMAT, lengths
 from signvote.sim.attacks import parse_attack, stacked
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients, by_class, evaluate, sign_error
 from signvote.sim.machine import Machine, versions
 from signvote.sim.population import Sampler, generator, parse_absences, present, split
-from signvote.sim.results import FORMAT
 from signvote.sim.together import Together, bytes_sent
 from signvote.sim.yardsticks import AGGREGATES, messages
 from signvote.tasks import Task
@@ -57,8 +56,6 @@ class Run:
         machine: Machine | None = None,
         workshop: dict[Any, Together] | None = None,
     ) -> None:
-        assert config.zeros is not None
-        assert config.momentum is not None
         self.config, self.machine = config, machine or Machine()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(config.seed, 0).initial_seed())
