@@ -188,7 +188,7 @@ def test_table_numbers() -> None:
     numbers = ("accuracy", "spread", "bytes_up", "times_fewer")
     assert {key: value for key, value in row.items() if key not in numbers} == {
         "task": "mnist-10k", "recipe": "tuned", "attack": None, "split": "shared", "batches": "mode 4",
-        "rule": "pooled", "seeds": 3, "status": "done", "detail": "", "lead": None, "lead_spread": None,
+        "rule": "pooled", "seeds": 3, "status": "done", "detail": "", "best": False, "lead": None, "lead_spread": None,
     }  # fmt: skip
 
 
@@ -254,6 +254,16 @@ def test_the_best_rule_of_a_mode_is_bold_where_there_is_a_choice() -> None:
     text = page(results_of(with_final(0.7, rule="majority"), with_final(0.9), with_final(0.8, mode=1)))
     assert re.findall(r'<tr class="best">.*?<td class="rule">(.*?)</td>', text) == ["pooled"]
     assert text.count('<tr class="best">') == 1
+
+
+def test_the_best_is_best_under_its_own_conditions() -> None:
+    """Neither name tells that the steps differ; the conditions do."""
+    rows = table(results_of(with_final(0.7, rule="majority", step=0.1), with_final(0.9, step=0.01)))
+    assert [row["best"] for row in rows] == [False, False]
+    rows = table(
+        results_of(with_final(0.7, rule="majority"), with_final(0.9), with_final(0.8, options={"cap": 2.0}))
+    )
+    assert {row["accuracy"]: row["best"] for row in rows} == {0.7: False, 0.9: True, 0.8: False}
 
 
 def test_interrupted_runs_count_only_where_nothing_else_is_there() -> None:

@@ -92,8 +92,8 @@ def test_conditions_are_all_settings_but_a_few(name: str) -> None:
 
 def test_a_recipe_decides_what_has_no_default() -> None:
     left_open = [name for name, setting in SETTINGS.items() if default_of(setting) is FROM_RECIPE]
-    for recipe in RECIPES.values():
-        assert set(recipe) < set(left_open)
+    for values in RECIPES.values():
+        assert set(values) < set(left_open)
     optional = set(left_open) - set(RECIPES["paper"])
     assert optional == {"model", "mode", "top", "attack"}, "of these None is a value"
     for recipe in RECIPES:

@@ -1,6 +1,7 @@
 """What people look at, from a results dictionary alone: `table`, `figure`, `page`, `markdown`; `write` them all.
 
 groups.py    runs that differ by their seed only become one group: curve, final accuracy, bytes, seconds
+finals.py    the final table: accuracy, the best rule, leads over the baseline, under the same conditions only
 panels.py    which curves share a panel and in what frame; marks.py: their colours and dashes
 plot.py      the paper's figure, with matplotlib
 webpage.py   the page: one HTML file, no library, works offline (page.html, page.css, page.js go into it)
@@ -11,7 +12,7 @@ markdown.py  the final table for a README; terminal.py: for a terminal
 from pathlib import Path
 
 from signvote.atomic import write_atomically
-from signvote.report.groups import BASELINE, table
+from signvote.report.finals import BASELINE, table
 from signvote.report.markdown import markdown
 from signvote.report.plot import figure
 from signvote.report.webpage import page
