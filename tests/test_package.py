@@ -131,6 +131,12 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+def test_the_report_command_loads_no_torch(tmp_path: Path) -> None:
+    line = ["report", str(ROOT / "paper" / "why-mnist"), "--out", str(tmp_path)]
+    code = f"import sys; from signvote.cli import main; sys.argv[1:] = {line}; main()"
+    assert loaded_by(code, ("torch", "numba", "safetensors", "matplotlib")) == ["matplotlib"]
+
+
 def test_results_become_a_report_without_torch() -> None:
     """Of any format, from reading to the page, the figure and the table."""
     paths = [str(ROOT / "paper" / "why-mnist" / "results.json")]

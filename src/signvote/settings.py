@@ -50,7 +50,7 @@ class Settings:
     )
     rule: str = field(
         metadata=about(
-            "One of those that `signvote rules` explains, or the yardsticks oracle, sgd and median.",
+            "A rule that `signvote rules` explains, or one of the yardsticks oracle, sgd and median.",
             in_name=False,
             is_condition=False,
         ),
@@ -58,7 +58,7 @@ class Settings:
     recipe: str = field(
         default="tuned",
         metadata=about(
-            "paper: step 1e-3, no momentum, zeros abstain. tuned: momentum 0.9, cosine step, one strict bit.",
+            "paper: constant step 1e-3, no momentum, zeros abstain. tuned: cosine step, momentum 0.9, one strict bit.",
             in_name=False,
         ),
     )
@@ -88,11 +88,11 @@ class Settings:
     )
     rounds: int = field(
         default=300,
-        metadata=about("Rounds of voting.", in_name=False),
+        metadata=about("Number of rounds.", in_name=False),
     )
     seed: int = field(
         default=0,
-        metadata=about("Decides everything random.", in_name=False, is_condition=False),
+        metadata=about("Seed of all that is random in the run.", in_name=False, is_condition=False),
     )
     step: float = field(
         default=FROM_RECIPE,
@@ -116,7 +116,7 @@ class Settings:
     )
     feedback: bool = field(
         default=False,
-        metadata=about("Error feedback: add to the next vote what this one's signs left unsaid."),
+        metadata=about("Error feedback: add to the next gradient what the signs of this vote leave out."),
     )
     top: float | None = field(
         default=None,
@@ -126,7 +126,7 @@ class Settings:
     )
     split: str = field(
         default="shared",
-        metadata=about("Who owns which data: shared (the paper), iid, dirichlet:A or labels:K."),
+        metadata=about("How workers share the data: shared (each has all), iid, dirichlet:A or labels:K."),
     )
     attack: str | None = field(
         default=None,

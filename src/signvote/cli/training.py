@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from signvote.sim import Config, TensorBoard
     from signvote.sim.machine import Machine
 
-Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 TASK = "mnist-10k"  # bundled
+Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 DataDir = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What to compute on, with what data, and who is told: shared by `train`, `compare` and `study`."""
+    """The device, the data and the trackers: flags that `train`, `compare` and `study` share."""
 
     device: str = "cpu"
     """Where to compute: cpu, cuda, or one of several GPUs as cuda:1."""
@@ -37,29 +37,34 @@ class Where:
     data_dir: DataDir = None
     """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
     together: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Compute the gradients of all workers in one pass on a CPU too, where the model allows it: a GPU always does."""
+    """Compute the gradients of all workers in one pass on a CPU too, where the model allows it. A GPU always does."""
     tensorboard: bool = False
     """Also write TensorBoard's files into the folder of each run: scalars, histograms of trust."""
 
     def trackers(self) -> list[type[TensorBoard]]:
-        """Who is told of each run, given its folder; checked here as well."""
+        """What records each run, made from its folder. A missing package is reported at once."""
         from signvote.sim import TensorBoard
 
         return [TensorBoard.checked()] if self.tensorboard else []
 
     def machine(self) -> Machine:
-        """Checked here: a device that is missing is better said at once."""
+        """The device to compute on. A missing device is reported at once."""
         from signvote.sim.machine import Machine
 
         together = True if self.together else None  # None: on a GPU
         return Machine(device=self.device, precision=self.precision, together=together)
 
     def run_all(self, runs: dict[str, Config], out: Path, command: str, jobs: int | None) -> None:
-        """Run what is not done yet, here, and show the results of all."""
-        here: dict[str, Any] = {
-            "machine": self.machine(), "data_dir": self.data_dir, "trackers": self.trackers(),
-        }  # fmt: skip
-        run_all(runs, out, command=command, jobs=jobs, **here)
+        """Run the configurations that are not finished, then show the results of all."""
+        run_all(
+            runs,
+            out,
+            command=command,
+            jobs=jobs,
+            machine=self.machine(),
+            data_dir=self.data_dir,
+            trackers=self.trackers(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,12 +32,21 @@ def to_csv(results: Results) -> str:
 def _rows(run: Result) -> Iterator[dict[str, Any]]:
     shared = {name: _cell(run["config"].get(name)) for name in GIVEN}
     shared["status"] = run["status"]
-    sent = {name: [0, *accumulate(unpack(run[name]))] for name in SUMS}
-    errors = dict(zip(*(run["sign_error"].get(key, ()) for key in ("round", "error")), strict=True))
-    measured = (run["evaluations"][key] for key in ("round", "accuracy", "loss"))
-    for t, accuracy, loss in zip(*measured, strict=True):
-        at = {"round": t, "accuracy": accuracy, "loss": loss, "sign_error": errors.get(t)}
-        yield shared | at | {name: values[min(t, len(values) - 1)] for name, values in sent.items()}
+    sums = {name: [0, *accumulate(unpack(run[name]))] for name in SUMS}
+    errors = _sign_errors(run["sign_error"])
+    found = run["evaluations"]
+    for t, accuracy, loss in zip(found["round"], found["accuracy"], found["loss"], strict=True):
+        row = {"round": t, "accuracy": accuracy, "loss": loss, "sign_error": errors.get(t)}
+        for name, by_round in sums.items():
+            row[name] = by_round[min(t, len(by_round) - 1)]
+        yield shared | row
+
+
+def _sign_errors(measured: dict[str, list[Any]]) -> dict[int, float]:
+    """By round; empty where it was not measured."""
+    rounds = measured.get("round", [])
+    errors = measured.get("error", [])
+    return dict(zip(rounds, errors, strict=True))
 
 
 def _cell(value: Any) -> Any:
