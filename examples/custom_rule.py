@@ -17,10 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 import signvote
-from signvote.core.layout import Layout
-from signvote.core.rule import WeightedRule
-from signvote.core.trust import CountTrust
-from signvote.core.vote import ONE, Votes
+from signvote import ONE, CountTrust, Layout, Votes, WeightedRule
 from signvote.sim import Config, train
 from signvote.tasks import load_task
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd  # type: ignore[import-untyped]
 
-from signvote.sim import results
+from signvote import results
 
 ROOT = Path(__file__).parent.parent
 SCENE = ["task", "recipe", "attack", "split"]

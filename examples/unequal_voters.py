@@ -18,11 +18,9 @@ from rich.progress import track
 from rich.table import Table
 
 import signvote
-from signvote.core import theory
+from signvote import Votes, WeightedRule, theory
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
-from signvote.core.rule import WeightedRule
-from signvote.core.vote import Votes
 
 CROSSOVER = [0.47] * 9 + [0.35] * 4 + [0.12] * 2  # p of each worker
 

@@ -15,11 +15,12 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from statistics import fmean
 
 from signvote.report.groups import Group, groups, measured, spread_of, unique
-from signvote.sim.results import Results, read
+from signvote.results import Results, read
+from signvote.settings import conditions
 
 PLAIN = "majority"
 EQUAL = 0.002  # accuracies so close are called equal
@@ -72,14 +73,18 @@ def accuracies(group: Group, measure: str) -> dict[int, float]:
 
 
 def leads(members: list[Group], rule: str, measure: str) -> list[Lead]:
-    """Of a rule over plain voting, by mode; only where both were run with the same seeds."""
-    by_rule = {(g.rule, g.config["mode"]): accuracies(g, measure) for g in members}
+    """Of a rule over plain voting, by mode; only under the same conditions and for seeds that both have."""
+    plain = [group for group in members if group.rule == PLAIN]
+    ruled = sorted((group for group in members if group.rule == rule), key=lambda group: group.config["mode"])
     found = []
-    for mode in sorted({g.config["mode"] for g in members}):
-        mine, plain = by_rule.get((rule, mode), {}), by_rule.get((PLAIN, mode), {})
-        common = sorted(mine.keys() & plain.keys())
-        if common:
-            found.append(Lead(mode=mode, by_seed=tuple(mine[s] - plain[s] for s in common)))
+    for group, other in product(ruled, plain):
+        if conditions(group.config) != conditions(other.config):
+            continue
+        mine = accuracies(group, measure)
+        its = accuracies(other, measure)
+        by_seed = tuple(mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys()))
+        if by_seed:
+            found.append(Lead(mode=group.config["mode"], by_seed=by_seed))
     return found
 
 

@@ -13,8 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paper.claims import table as markdown
-from signvote.sim.lengths import unpack
-from signvote.sim.results import read
+from signvote.results import read, unpack
 
 Run = dict[str, Any]
 Key = Callable[[Run], Hashable | None]

@@ -127,8 +127,6 @@ def checksum(model: nn.Module) -> int:
 
 
 def make_state(model: nn.Module, config: Config, rank: int, **more: Any) -> VoteState:
-    assert config.momentum is not None
-    assert config.zeros is not None
     settings: dict[str, Any] = {"momentum": config.momentum, "zeros": config.zeros, "run": config.seed}
     settings |= {"top": config.top, "feedback": config.feedback, "batch_size": config.batch_sizes[rank]}
     settings |= {"chunk": 1280, **config.options, **more}

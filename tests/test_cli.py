@@ -11,8 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
-from signvote.cli import COMMANDS
+from signvote import checkpoint
+from signvote.cli import COMMANDS, parse
 from signvote.cli.training import Report
 from signvote.doctor import findings
 from signvote.errors import ConfigError
@@ -48,6 +50,26 @@ def test_every_flag_is_explained(kind: type) -> None:
         for field, after in itertools.pairwise(body):
             if isinstance(field, ast.AnnAssign):
                 assert isinstance(after, ast.Expr), ast.unparse(field)
+
+
+def test_together_is_a_flag_of_every_command_that_trains() -> None:
+    """It asks for the joint pass on a CPU too; without it, a GPU alone has it."""
+    lines = [["train"], ["compare"], ["study", "paper/fig1-mnist.toml"]]
+    for line in lines:
+        assert not parse(line).machine().is_together
+        assert parse([*line, "--together"]).machine().is_together
+        assert "all workers in one pass" in " ".join(command(line[0], "--help").stdout.split())
+    assert parse([*lines[2], "--together"])._command() == "signvote study paper/fig1-mnist.toml --together"
+
+
+@pytest.mark.slow
+def test_together_from_the_command_line_gives_the_same_parameters(tmp_path: Path) -> None:
+    small = ("--model", "mlp", "--rounds", "2", "--batch-sizes", "4", "8", "16")
+    for name, flags in (("one", ()), ("all", ("--together",))):
+        assert command("train", *small, *flags, "--out", str(tmp_path / name)).returncode == 0
+    one, every = (checkpoint.load(tmp_path / name / "checkpoint.safetensors") for name in ("one", "all"))
+    assert one["config"] == every["config"]
+    assert all(torch.equal(p, every["model"][name]) for name, p in one["model"].items())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

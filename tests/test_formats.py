@@ -21,14 +21,14 @@ import torch
 from signvote import Layout, Server, StateError, Worker, checkpoint
 from signvote.engines.flower import SignVote
 from signvote.report import page, table
+from signvote.results import FORMAT, merged, read, results_of, to_csv
 from signvote.sim import Config, Run, train
-from signvote.sim.results import FORMAT, merged, read, results_of, to_csv
 from signvote.tasks import Data, Task
 from tests.test_report import made_up_run
 
 GOLDEN = Path(__file__).parent / "golden"
 RULES: dict[str, dict[str, Any]] = {"pooled": {}, "it-signsgd": {"warmup": 2}}
-FOLDERS = sorted(GOLDEN.iterdir())
+FOLDERS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
 
 
 def toy() -> Task:

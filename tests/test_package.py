@@ -14,7 +14,8 @@ from unittest import mock
 import pytest
 
 import signvote
-from signvote.cli import main
+from signvote.cli import explained, main
+from signvote.core.rules import RULES, summary
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "signvote"
@@ -22,6 +23,9 @@ LAYERS = [
     "errors",
     "formats",
     "names",
+    "atomic",
+    "settings",
+    "results",
     "kernels",
     "core",
     "checkpoint",
@@ -82,25 +86,101 @@ def test_no_pickle_anywhere() -> None:
         assert "torch.save" not in text
 
 
-def test_import_is_light_and_compiles_nothing() -> None:
-    """`import signvote` loads neither numba nor anything optional; compiling starts with first use."""
-    heavy = ("numba", "triton", "flwr", "matplotlib", "rich")
-    code = f"import sys, signvote; print([m for m in {heavy} if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"
+HEAVY = ("torch", "numpy", "numba", "triton", "flwr", "safetensors", "matplotlib")
+
+
+def loaded_by(code: str, modules: tuple[str, ...] = HEAVY) -> list[str]:
+    """Those of the modules that a process of its own has loaded when it ends."""
+    said = f"import atexit, sys; atexit.register(lambda: print([m for m in {modules} if m in sys.modules]))"
+    run = subprocess.run([sys.executable, "-c", f"{said}\n{code}"], capture_output=True, text=True)
+    assert "Traceback" not in run.stderr, run.stderr
+    found: list[str] = ast.literal_eval(run.stdout.splitlines()[-1])
+    return found
+
+
+def test_import_waits_for_nothing() -> None:
+    """What is heavy is loaded by the first name that needs it; compiling starts with first use."""
+    assert loaded_by("import signvote; signvote.ConfigError", (*HEAVY, "rich", "tyro")) == []
+    code = (
+        "from signvote import Layout, Server, Worker; import signvote; signvote.theory, signvote.checkpoint"
+    )
+    assert loaded_by(code, ("torch", "numba", "triton", "flwr", "matplotlib", "rich")) == ["torch"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",), ("rules",), ("version",), ("train", "--help"), ("completion", "bash"),
+        ("train", "--ruel", "pooled"), ("bnech",), ("train", "--step", "large"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_the_command_line_answers_at_once(arguments: tuple[str, ...]) -> None:
+    """Help and mistakes do not wait for torch, which takes longer to load than all the rest."""
+    assert loaded_by(f"import sys; from signvote.cli import main; sys.argv[1:] = {arguments}; main()") == []
+
+
+REPORT = """
+import sys, tempfile
+from pathlib import Path
+from signvote import report, results
+found = results.merged({path: results.read(path) for path in sys.argv[1:]})
+with tempfile.TemporaryDirectory() as folder:
+    report.write(found, Path(folder))
+    assert len(list(Path(folder).iterdir())) == 6
+"""
+
+
+def test_the_report_command_loads_no_torch(tmp_path: Path) -> None:
+    line = ["report", str(ROOT / "paper" / "why-mnist"), "--out", str(tmp_path)]
+    code = f"import sys; from signvote.cli import main; sys.argv[1:] = {line}; main()"
+    assert loaded_by(code, ("torch", "numba", "safetensors", "matplotlib")) == ["matplotlib"]
+
+
+def test_results_become_a_report_without_torch() -> None:
+    """Of any format, from reading to the page, the figure and the table."""
+    paths = [str(ROOT / "paper" / "why-mnist" / "results.json")]
+    paths += [str(path) for path in sorted(ROOT.glob("tests/golden/*/results.json"))]
+    code = f"import sys; sys.argv[1:] = {paths}\n{REPORT}"
+    assert loaded_by(code, ("torch", "numba", "safetensors", "matplotlib")) == ["matplotlib"]
+
+
+def test_rules_are_explained_as_their_classes_are() -> None:
+    assert explained.rules() == {name: summary(name) for name in RULES}
+    assert list(explained.rules()) == list(RULES)
 
 
 def test_all_is_the_public_surface() -> None:
     modules = set(LAYERS) - set(signvote.__all__)
-    public = {name for name in vars(signvote) if not name.startswith("_")} - modules
+    public = {name for name in dir(signvote) if not name.startswith("_")} - modules
     assert public == set(signvote.__all__)
     assert signvote.__all__ == sorted(
         signvote.__all__, key=lambda n: (not n.isupper(), not n[0].isupper(), n)
     )
 
 
+def test_names_are_loaded_from_where_type_checkers_find_them() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    (checked,) = (n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
+    imported = {
+        alias.name: node.module
+        for node in checked.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = {name: f"{imported[name]}.{name}" for name in ("checkpoint", "theory")}
+    assert imported | modules == signvote._HOMES
+    errors = {name for name in signvote.__all__ if name.endswith("Error")}
+    assert {*signvote._HOMES, *errors} == set(signvote.__all__)
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="module 'signvote' has no attribute 'Sever'"):
+        signvote.Sever  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_public_things_are_documented() -> None:
-    for name in set(signvote.__all__) - {"RULES"}:
+    for name in set(signvote.__all__) - {"ONE", "RULES"}:
         assert getattr(signvote, name).__doc__, name
 
 

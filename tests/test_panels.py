@@ -12,7 +12,7 @@ from signvote.report import figure, markdown, page, table, write
 from signvote.report.groups import band, groups
 from signvote.report.marks import COLOURS, DASHES, marks_of
 from signvote.report.panels import Fall, apart, arranged, lowest
-from signvote.sim.lengths import pack
+from signvote.results import pack
 from tests.test_report import (
     BROWSER,
     TRY,

@@ -186,7 +186,7 @@ def test_table_numbers() -> None:
     numbers = ("accuracy", "spread", "bytes_up", "times_fewer")
     assert {key: value for key, value in row.items() if key not in numbers} == {
         "task": "mnist-10k", "recipe": "tuned", "attack": None, "split": "shared", "batches": "mode 4",
-        "rule": "pooled", "seeds": 3, "status": "done", "detail": "", "lead": None, "lead_spread": None,
+        "rule": "pooled", "seeds": 3, "status": "done", "detail": "", "best": False, "lead": None, "lead_spread": None,
     }  # fmt: skip
 
 

@@ -17,10 +17,9 @@ from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
 from signvote.report.groups import groups
+from signvote.results import current, pack, read, unpack
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
-from signvote.sim.lengths import pack, unpack
-from signvote.sim.results import current, read
 from signvote.sim.study import read_study
 from tests.test_package import command
 from tests.test_report import made_up_run, results_of
@@ -291,6 +290,10 @@ def test_claims_are_paired_by_seed_and_answered() -> None:
     assert verdicts(last) == {"a": "only in mode 2, mode 3", "b": "no", "c": "yes"}
     best = leads(found, "it-signsgd", "best")
     assert verdicts(best)["b"] == "yes"
+    other_step = groups(
+        results_of(*(made_up_run(rule, step=s) for rule, s in (("majority", 1.0), ("pooled", 2.0))))
+    )
+    assert leads(other_step, "pooled", "last") == [], "a lead is under the same conditions"
     text = report(results_of(*runs))
     assert "| mode 2 | +1.50 ± 1.00, ahead in 2 of 2 |" in text
     assert "last evaluation: (a) only in mode 2, mode 3; (b) no; (c) yes." in text

@@ -6,34 +6,101 @@ worker = signvote.Worker(model, worker_id=3, momentum=0.9)
 ballot = worker.ballot(round)                # bytes, after loss.backward()
 decision = server.decide(round, ballots)     # ballots: {worker_id: bytes} of whoever answered
 worker.apply(decision, step=1e-3)            # x <- x - step * decision
+
+A name is loaded when it is first used, so that `import signvote` does not wait for torch.
 """
 
-from signvote import checkpoint
-from signvote.core import theory
-from signvote.core.ballot import Ballot
-from signvote.core.layout import Layout
-from signvote.core.rule import Rule
-from signvote.core.rules import RULES
-from signvote.core.server import RoundReport, Server
-from signvote.core.worker import Worker
-from signvote.errors import BallotError, ConfigError, DataError, LayoutError, SignVoteError, StateError
+from typing import TYPE_CHECKING
+
+from signvote.errors import (
+    BallotError,
+    ConfigError,
+    DataError,
+    EngineError,
+    LayoutError,
+    SignVoteError,
+    StateError,
+)
+
+if TYPE_CHECKING:
+    from signvote import checkpoint
+    from signvote.core import theory
+    from signvote.core.ballot import Ballot
+    from signvote.core.layout import Layout
+    from signvote.core.rule import Rule, WeightedRule
+    from signvote.core.rules import RULES
+    from signvote.core.server import RoundReport, Server
+    from signvote.core.trust import CountTrust, Evidence, Trust
+    from signvote.core.vote import ONE, Votes, fixed_point, llr_weights, scaled
+    from signvote.core.worker import Worker
+    from signvote.kernels import Coin, Planes
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ONE",
     "RULES",
     "Ballot",
     "BallotError",
+    "Coin",
     "ConfigError",
+    "CountTrust",
     "DataError",
+    "EngineError",
+    "Evidence",
     "Layout",
     "LayoutError",
+    "Planes",
     "RoundReport",
     "Rule",
     "Server",
     "SignVoteError",
     "StateError",
+    "Trust",
+    "Votes",
+    "WeightedRule",
     "Worker",
     "checkpoint",
+    "fixed_point",
+    "llr_weights",
+    "scaled",
     "theory",
 ]
+
+_HOMES = {
+    "ONE": "signvote.core.vote",
+    "RULES": "signvote.core.rules",
+    "Ballot": "signvote.core.ballot",
+    "Coin": "signvote.kernels",
+    "CountTrust": "signvote.core.trust",
+    "Evidence": "signvote.core.trust",
+    "Layout": "signvote.core.layout",
+    "Planes": "signvote.kernels",
+    "RoundReport": "signvote.core.server",
+    "Rule": "signvote.core.rule",
+    "Server": "signvote.core.server",
+    "Trust": "signvote.core.trust",
+    "Votes": "signvote.core.vote",
+    "WeightedRule": "signvote.core.rule",
+    "Worker": "signvote.core.worker",
+    "checkpoint": "signvote.checkpoint",
+    "fixed_point": "signvote.core.vote",
+    "llr_weights": "signvote.core.vote",
+    "scaled": "signvote.core.vote",
+    "theory": "signvote.core.theory",
+}  # name -> the module that has it, or that it is
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module 'signvote' has no attribute {name!r}")
+        module = import_module(_HOMES[name])
+        found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
+        globals()[name] = found  # from now on Python finds it by itself
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})

@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor
 
 from signvote import __version__
-from signvote.checkpoint import write_atomically
+from signvote.atomic import write_atomically
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
 from signvote.core.rules import Majority

@@ -17,8 +17,8 @@ from rich.table import Table
 from torch import Tensor
 
 from signvote import __version__
+from signvote.atomic import write_atomically
 from signvote.bench import ROUNDS, check_sizes
-from signvote.checkpoint import write_atomically
 from signvote.core.trust import CoordinateTrust
 from signvote.core.vote import MAX_LLR, empty_decision
 from signvote.errors import ConfigError

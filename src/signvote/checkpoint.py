@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from signvote.atomic import write_atomically as write_atomically
 from signvote.errors import StateError
 
 State = dict[str, Any]
@@ -43,27 +43,6 @@ def load(path: str | os.PathLike[str]) -> State:
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise StateError(f"{path} is cut short or no signvote checkpoint ({error})") from error
     return state
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is either the old one or all of the new one, whatever happens meanwhile."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    try:
-        with open(new, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, path)
-    except BaseException as error:
-        new.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            error.filename = str(path)  # a full disk does not say which file it was
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, must survive a power cut
-    finally:
-        os.close(folder)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

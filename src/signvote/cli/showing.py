@@ -38,8 +38,8 @@ def run_all(
     trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> None:
     """Run what is not done yet, showing what is under way, then write and print the results of all."""
+    from signvote.results import identity, identity_of
     from signvote.sim.compare import compare
-    from signvote.sim.results import identity, identity_of
 
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; it must be 1 or more")

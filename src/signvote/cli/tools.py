@@ -101,10 +101,10 @@ class Rules:
 
     def run(self) -> None:
         """Do it."""
-        from signvote.core.rules import RULES, summary
+        from signvote.cli import explained
 
-        for name in RULES:
-            Console().print(name, *summary(name), sep="\n  ", markup=False, highlight=False, soft_wrap=True)
+        for name, summary in explained.rules().items():
+            Console().print(name, *summary, sep="\n  ", markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)

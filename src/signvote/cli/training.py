@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
+from signvote.cli.flags import settings_of, with_settings
 from signvote.cli.showing import progress_bars, run_all, show
 from signvote.errors import ConfigError
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from signvote.sim import Config, TensorBoard
     from signvote.sim.machine import Machine
 
+TASK = "mnist-10k"  # bundled
 Out = Annotated[Path, tyro.conf.arg(metavar="DIR")]
 DataDir = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What to compute on, with what data, and who is told: shared by `train`, `compare` and `study`."""
+    """The device, the data and the trackers: flags that `train`, `compare` and `study` share."""
 
     device: str = "cpu"
     """Where to compute: cpu, cuda, or one of several GPUs as cuda:1."""
@@ -34,86 +36,40 @@ class Where:
     """How a GPU multiplies; results say it. float32 is exact and slowest; a CPU always does that."""
     data_dir: DataDir = None
     """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    together: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Compute the gradients of all workers in one pass on a CPU too, where the model allows it. A GPU always does."""
     tensorboard: bool = False
     """Also write TensorBoard's files into the folder of each run: scalars, histograms of trust."""
 
     def trackers(self) -> list[type[TensorBoard]]:
-        """Who is told of each run, given its folder; checked here as well."""
+        """What records each run, made from its folder. A missing package is reported at once."""
         from signvote.sim import TensorBoard
 
         return [TensorBoard.checked()] if self.tensorboard else []
 
     def machine(self) -> Machine:
-        """Checked here: a device that is missing is better said at once."""
+        """The device to compute on. A missing device is reported at once."""
         from signvote.sim.machine import Machine
 
-        return Machine(device=self.device, precision=self.precision)
+        together = True if self.together else None  # None: on a GPU
+        return Machine(device=self.device, precision=self.precision, together=together)
 
     def run_all(self, runs: dict[str, Config], out: Path, command: str, jobs: int | None) -> None:
-        """Run what is not done yet, here, and show the results of all."""
-        here: dict[str, Any] = {
-            "machine": self.machine(), "data_dir": self.data_dir, "trackers": self.trackers(),
-        }  # fmt: skip
-        run_all(runs, out, command=command, jobs=jobs, **here)
+        """Run the configurations that are not finished, then show the results of all."""
+        run_all(
+            runs,
+            out,
+            command=command,
+            jobs=jobs,
+            machine=self.machine(),
+            data_dir=self.data_dir,
+            trackers=self.trackers(),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common(Where):
-    """What `train` and `compare` share."""
-
-    task: str = "mnist-10k"
-    """mnist-10k (bundled), mnist, fashion-mnist or cifar10."""
-    model: str | None = None
-    """mnist-cnn, resnet20, resnet56 or mlp; default: the task's own."""
-    recipe: str = "tuned"
-    """paper: step 1e-3, no momentum, zeros abstain. tuned: momentum 0.9, cosine step, one strict bit."""
-    rounds: int = 300
-    """Rounds of voting."""
-    workers: int = 15
-    """Number of workers, in a batch mode."""
-    total: int = 960
-    """Samples a round, in a batch mode."""
-    batch_sizes: tuple[int, ...] = ()
-    """Batch size of each worker, instead of a mode."""
-    split: str = "shared"
-    """Who owns which data: shared (the paper), iid, dirichlet:A or labels:K."""
-    attack: str | None = None
-    """NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, such as anti:5; docs/security.md has all."""
-    miss: float = 0.0
-    """Probability that a worker misses a round."""
-    absent: tuple[str, ...] = ()
-    """WORKER:FROM[:TO], rounds in which a worker is away: it joins late, leaves or returns."""
-    zeros: Literal["coin", "abstain"] | None = None
-    """What a zero gradient votes; default: the recipe's."""
-    step: float | None = None
-    """Step size; default: the recipe's."""
-    decay: float = 0.0
-    """Weight decay."""
-    feedback: bool = False
-    """Error feedback: add to the next vote what this one's signs left unsaid."""
-    top: float | None = None
-    """Vote on this share of the coordinates only, those of largest magnitude; best with --zeros abstain."""
-    momentum: float | None = None
-    """Momentum of each worker before the sign; default: the recipe's."""
-    schedule: Literal["constant", "cosine"] | None = None
-    """How the step changes; default: the recipe's."""
-    evaluate_every: int = 50
-    """Rounds between two tests."""
-    test_batch: int = 64
-    """Samples per test batch; matters for batch norm without running statistics."""
-    sign_error: bool = False
-    """Also compare decisions with the gradient of all training data (slow)."""
-
-    def config(self, **run: Any) -> Config:
-        """The configuration of one run."""
-        from signvote.sim import Config
-
-        mine = [f.name for f in fields(Common)[len(fields(Where)) :]]
-        return Config(**{name: getattr(self, name) for name in mine}, **run)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Train(Common):
+@with_settings(task=TASK, rule="pooled")
+class Train(Where):
     """Train once: any rule, task, population, attack.
 
     Writes results.json and .csv, report.html, figure.png and a checkpoint into --out. Ctrl-C stops after the
@@ -122,35 +78,27 @@ class Train(Common):
     signvote train --rule robust --batch-sizes 4 4 4 64 256 --attack sleeper:1:100 --out runs/sleeper
     """
 
-    rule: str = "pooled"
-    """One of those that `signvote rules` explains, or the yardsticks oracle, sgd and median."""
-    mode: int | None = None
-    """Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1."""
-    seed: int = 0
-    """Decides everything random."""
     out: Out = Path("runs/train")
     """Where results go."""
     resume: bool = False
     """Go on from the checkpoint in --out."""
-    options: tuple[str, ...] = ()
-    """KEY=VALUE of the rule, such as forgetting=0.98, per=tensor, warmup=50."""
 
     def run(self) -> None:
         """Do it."""
-        from signvote.sim import Run, train
-        from signvote.sim.results import results_of
+        from signvote.results import results_of
+        from signvote.sim import Config, Run, train
         from signvote.tasks import load_task
 
-        options = dict(_option(text) for text in self.options)
-        config = self.config(rule=self.rule, mode=self.mode, seed=self.seed, options=options)
+        config = Config(**settings_of(self))
         if (self.out / "checkpoint.safetensors").exists() and not self.resume:
             raise ConfigError(
                 f"{self.out} holds a run already; add --resume to go on, or choose another --out"
             )
-        machine, trackers = self.machine(), [tracker(self.out) for tracker in self.trackers()]
+        machine = self.machine()
+        trackers = [tracker(self.out) for tracker in self.trackers()]
         task = load_task(config.task, self.data_dir, config.model)
         with progress_bars() as progress:
-            bar = progress.add_task(self.rule, total=config.rounds, accuracy="")
+            bar = progress.add_task(config.rule, total=config.rounds, accuracy="")
 
             def watch(run: Run) -> None:
                 accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
@@ -165,7 +113,8 @@ class Train(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare(Common):
+@with_settings("rule", "mode", "seed", "options", task=TASK)
+class Compare(Where):
     """The paper's figure: rules x batch modes x seeds.
 
     Writes results.json, .csv and .md, figure.png, figure.svg and report.html into --out. What is done already
@@ -187,16 +136,16 @@ class Compare(Common):
 
     def run(self) -> None:
         """Do it."""
+        from signvote.sim import Config
         from signvote.sim.compare import name_of
 
-        if not (self.rules and self.seeds and (self.modes or self.batch_sizes)):
+        shared = settings_of(self)
+        modes = (None,) if shared["batch_sizes"] else self.modes
+        if not (self.rules and self.seeds and modes):
             raise ConfigError("nothing to compare: give at least one rule, one mode and one seed")
-        modes = (None,) if self.batch_sizes else self.modes
-        configs = [
-            self.config(rule=rule, mode=mode, seed=seed)
-            for mode in modes for seed in self.seeds for rule in self.rules
-        ]  # fmt: skip
-        self.run_all({name_of(c): c for c in configs}, self.out, _command(), self.jobs)
+        each = product(modes, self.seeds, self.rules)
+        configs = [Config(**shared, mode=mode, seed=seed, rule=rule) for mode, seed, rule in each]
+        self.run_all({name_of(config): config for config in configs}, self.out, _command(), self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +184,8 @@ class Study(Where):
         seeds = ["--seeds", *map(str, self.seeds)] if self.seeds else []
         only = ["--only", self.only] if self.only else []
         where = [] if self.device == "cpu" else ["--device", self.device, "--precision", self.precision]
-        return shlex.join(["signvote", "study", str(self.file), *seeds, *only, *where])
+        together = ["--together"] if self.together else []
+        return shlex.join(["signvote", "study", str(self.file), *seeds, *only, *where, *together])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,7 +208,7 @@ class Report:
     def run(self) -> None:
         """Do it."""
         from signvote.names import check_name
-        from signvote.sim.results import merged, read
+        from signvote.results import merged, read
 
         if not self.folders:
             raise ConfigError("nothing to report: give the folders of some runs, such as runs/compare")
@@ -279,17 +229,6 @@ def _results_in(folder: Path) -> Path:
     raise ConfigError(
         f"{folder} holds no {' or '.join(names)}; give a folder that train, compare or study wrote"
     )
-
-
-def _option(text: str) -> tuple[str, Any]:
-    """KEY=VALUE, the value as JSON if it is any, else as text."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"option {text!r} has no value; wanted KEY=VALUE")
-    try:
-        return key, json.loads(value)
-    except json.JSONDecodeError:
-        return key, value
 
 
 def _command() -> str:

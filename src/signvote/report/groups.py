@@ -11,14 +11,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from signvote.errors import ConfigError
-from signvote.sim.lengths import unpack
-from signvote.sim.results import Results, current
+from signvote.results import Results, current, unpack
 
 Config = dict[str, Any]
 Run = dict[str, Any]
 
 FLOAT32_BYTES = 4
-BASELINE = "majority"  # what the others are measured against
 RUN_KEYS = ("config", "status", "coordinates", "evaluations")
 CONFIG_KEYS = ("task", "rule", "batch_sizes", "seed")
 SOURCES = {  # metric -> where a run keeps it
@@ -161,23 +159,6 @@ def groups(results: Results) -> list[Group]:
     return _told_apart([_group(members) for members in same.values()])
 
 
-def table(results: Results, baseline: str = BASELINE) -> list[dict[str, Any]]:
-    """One row per group: what it was, and its final accuracy, in the order people compare.
-
-    Keys: task, recipe, attack, split, detail (what else tells two rows apart), batches, rule, status, seeds
-    (how many), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one seed),
-    bytes_up (per round and worker), times_fewer (than float32), both None where no round was run; lead and
-    lead_spread: by how much it is ahead of the rule `baseline`, paired by seed, None where that was not run.
-    """
-    found = groups(results)
-    panels = unique(group.panel for group in found)
-    batches = batch_order(found)
-    rows = [
-        (panels.index(g.panel), batches.index(g.batches), _row(g) | _lead(g, found, baseline)) for g in found
-    ]
-    return [row for *_, row in sorted(rows, key=lambda r: (r[0], r[1], -r[2]["accuracy"]))]
-
-
 def spread_of(values: Sequence[float]) -> float | None:
     """Sample standard deviation; of two values their distance; of one nothing.
 
@@ -187,16 +168,6 @@ def spread_of(values: Sequence[float]) -> float | None:
     if len(values) < 2:
         return None
     return max(values) - min(values) if len(values) == 2 else stdev(values)
-
-
-def lead_text(row: dict[str, Any]) -> str:
-    """A row's lead in points.
-
-    >>> lead_text({"lead": 0.0125, "lead_spread": 0.003}), lead_text({"lead": None, "lead_spread": None})
-    ('+1.25 ± 0.30', '')
-    """
-    spread = "" if row["lead_spread"] is None else f" ± {100 * row['lead_spread']:.2f}"
-    return "" if row["lead"] is None else f"{100 * row['lead']:+.2f}{spread}"
 
 
 def band(values: Sequence[float]) -> tuple[float, float]:
@@ -314,38 +285,3 @@ def _told(key: str, value: Any) -> str:
     if value is None or value is False:
         return ""
     return key if value is True else f"{key} {value}"
-
-
-def _lead(group: Group, found: list[Group], baseline: str) -> dict[str, float | None]:
-    """Over the baseline under the same conditions: the difference in each seed that both have."""
-    rivals = [
-        g for g in found if g.rule == baseline and _conditions(g) == _conditions(group) and g is not group
-    ]
-    mine, its = group.final_by_seed(), rivals[0].final_by_seed() if rivals else {}
-    by_seed = [mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())]
-    return {"lead": fmean(by_seed) if by_seed else None, "lead_spread": spread_of(by_seed)}
-
-
-def _conditions(group: Group) -> list[Any]:
-    same = ("task", "model", "recipe", "batch_sizes", "rounds", "split", "attack", "miss", "absent", "from")
-    return [group.config.get(name) for name in same]
-
-
-def _row(group: Group) -> dict[str, Any]:
-    accuracies = list(group.final_by_seed().values())
-    up = group.bytes_per_worker("bytes_up")
-    return {
-        "task": group.config["task"],
-        "recipe": group.config.get("recipe"),
-        "attack": group.config.get("attack"),
-        "split": group.config.get("split"),
-        "detail": group.detail,
-        "batches": group.batches,
-        "rule": group.rule,
-        "status": "interrupted" if group.interrupted else "done",
-        "seeds": len(group.runs),
-        "accuracy": fmean(accuracies),
-        "spread": spread_of(accuracies),
-        "bytes_up": up,
-        "times_fewer": group.float32_bytes() / up if up else None,
-    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from signvote.report.groups import Group, batch_order, groups, table, unique
-from signvote.sim.results import Results
+from signvote.report.finals import table
+from signvote.report.groups import Group, batch_order, groups, unique
+from signvote.results import Results
 
 SETTINGS = ("task", "recipe", "attack", "split", "detail")  # of a row; shown where they differ
 Row = dict[str, Any]

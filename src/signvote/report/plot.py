@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from signvote.checkpoint import write_atomically
+from signvote.atomic import write_atomically
 from signvote.errors import ConfigError
 from signvote.report.groups import Group, batch_order, groups
 from signvote.report.marks import Marks
 from signvote.report.panels import Panel, apart, arranged
-from signvote.sim.results import Results
+from signvote.results import Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from signvote.report.groups import BASELINE, lead_text
+from signvote.report.finals import BASELINE, lead_text
 
 SETTINGS = ("task", "recipe", "attack", "split", "detail")
 Row = dict[str, Any]

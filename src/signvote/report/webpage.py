@@ -14,20 +14,11 @@ from string import Template
 from typing import Any
 
 from signvote.report import trust
-from signvote.report.groups import (
-    BASELINE,
-    SOURCES,
-    Curve,
-    Group,
-    batch_label,
-    groups,
-    lead_text,
-    table,
-    unique,
-)
+from signvote.report.finals import BASELINE, lead_text, table
+from signvote.report.groups import SOURCES, Curve, Group, batch_label, groups, unique
 from signvote.report.marks import COLOURS, Marks
 from signvote.report.panels import Panel, arranged
-from signvote.sim.results import Results
+from signvote.results import Results
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown where they tell something
 
@@ -131,7 +122,7 @@ def _accuracy(rows: list[dict[str, Any]], baseline: str) -> str:
     keys = ["task", *told, "batches", "rule"]
     led = any(row["lead"] is not None for row in rows)
     body = "".join(
-        _tr([_td(row[key], key) for key in keys] + _accuracy_cells(row, led), best=_is_best(row, rows))
+        _tr([_td(row[key], key) for key in keys] + _accuracy_cells(row, led), best=row["best"])
         for row in rows
     )
     heads = [
@@ -142,16 +133,9 @@ def _accuracy(rows: list[dict[str, Any]], baseline: str) -> str:
         "#bytes up",
         "#fewer than float32",
     ]
-    note = "Bold: the highest mean for the same batches; within the spread it may be chance."
-    note += f" Against {baseline}: in points, paired by seed." if led else ""
+    note = "Bold: the highest mean under the same conditions; within the spread it may be chance."
+    note += f" Against {baseline} under the same conditions: in points, paired by seed." if led else ""
     return f'{_table(heads, body)}<p class="note">{escape(note)}</p>'
-
-
-def _is_best(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    """Whether it beats other rules under the same conditions."""
-    conditions = ("task", *OPTIONAL, "batches")
-    rivals = [other["accuracy"] for other in rows if all(other[key] == row[key] for key in conditions)]
-    return len(rivals) > 1 and bool(row["accuracy"] == max(rivals))
 
 
 def _accuracy_cells(row: dict[str, Any], led: bool) -> list[str]:

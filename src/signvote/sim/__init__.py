@@ -1,6 +1,7 @@
 """M unequal workers on one machine: who they are, their gradients, attacks, the run loop."""
 
-from signvote.sim.config import RECIPES, YARDSTICKS, Config
+from signvote.settings import RECIPES
+from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.loop import train
 from signvote.sim.population import mode_batch_sizes
 from signvote.sim.run import Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import queue
@@ -17,28 +16,18 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from signvote.checkpoint import write_atomically
 from signvote.errors import ConfigError, StateError
-from signvote.sim.config import FLOATS, RECIPES, SGD_STEP, Config
+from signvote.results import Result, Results, identity, identity_of, read, results_of, write
+from signvote.settings import SETTINGS, unusual
+from signvote.sim.config import Config
 from signvote.sim.loop import interruptible, train
 from signvote.sim.machine import Machine
-from signvote.sim.results import Result, Results, identity, identity_of, read, results_of
 from signvote.sim.run import Run
 from signvote.sim.tracking import Tracker
 from signvote.tasks import Task, load_task
 
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
 SECONDS_BETWEEN_NEWS = 0.2
-USUAL: dict[str, Any] = {
-    "decay": 0.0,
-    "feedback": False,
-    "top": None,
-    "split": "shared",
-    "attack": None,
-    "miss": 0.0,
-    "absent": (),
-    "options": {},
-}  # in no run's name
 
 
 def compare(
@@ -82,7 +71,7 @@ def compare(
 
     def keep(i: int, result: Result | None) -> None:
         finished[i] = result
-        write_atomically(out / "results.json", json.dumps(_together(finished, earlier, command)).encode())
+        write(out / "results.json", _together(finished, earlier, command))
 
     if todo:
         for task, model in dict.fromkeys((configs[i].task, configs[i].model) for i in todo):
@@ -101,13 +90,12 @@ def compare(
 
 def name_of(config: Config) -> str:
     """A folder's name: task, rule, recipe, batches, seed, and between them what is not as usual."""
-    usual: dict[str, Any] = USUAL | RECIPES[config.recipe]
-    if config.rule in FLOATS:
-        usual["step"] = SGD_STEP
-    unusual = [_part(name, getattr(config, name)) for name, value in usual.items()
-               if getattr(config, name) != value]  # fmt: skip
+    named = {
+        name: value for name, value in unusual(config.as_dict()).items() if SETTINGS[name].metadata["in_name"]
+    }
+    between = [_part(name, value) for name, value in named.items()]
     batches = f"mode{config.mode}" if config.mode else "batches"
-    parts = (config.task, config.rule, config.recipe, batches, *unusual, f"seed{config.seed}")
+    parts = (config.task, config.rule, config.recipe, batches, *between, f"seed{config.seed}")
     return "-".join(parts)
 
 

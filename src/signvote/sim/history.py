@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from signvote.sim import lengths
+from signvote.results import FORMAT, lengths
 from signvote.sim.gradients import by_class
 from signvote.sim.machine import Machine, versions
-from signvote.sim.results import FORMAT
 
 if TYPE_CHECKING:
     from signvote.sim.run import Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from signvote import checkpoint
-from signvote.checkpoint import write_atomically
+from signvote.results import write
 from signvote.sim.config import Config
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
@@ -67,7 +66,7 @@ def train(
                     saved = time.monotonic()
             checkpoint.save(path, run.state_dict())
             result = run.result("done" if run.round == config.rounds else "interrupted")
-            write_atomically(out / "result.json", json.dumps(result).encode())
+            write(out / "result.json", result)
             telling.finish(result)
     return result
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import tomllib
 import types
 from collections.abc import Sequence
-from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -27,9 +26,10 @@ from signvote.core.layout import Layout
 from signvote.core.rules import RULES, make_rule
 from signvote.errors import ConfigError
 from signvote.names import check_name
+from signvote.results import identity
+from signvote.settings import SETTINGS
 from signvote.sim.compare import names_of
 from signvote.sim.config import Config
-from signvote.sim.results import identity
 
 LISTS = {
     "rules": "rule",
@@ -39,7 +39,7 @@ LISTS = {
 }  # what a grid multiplies -> setting of a run
 NOBODY = "none"  # attacks
 HINTS: dict[str, Any] = get_type_hints(Config)
-SETTINGS = [*LISTS, *(f.name for f in fields(Config) if f.name not in LISTS.values())]
+KNOWN = [*LISTS, *(name for name in SETTINGS if name not in LISTS.values())]
 
 
 def read_study(path: Path, seeds: Sequence[int] = ()) -> dict[str, Config]:
@@ -71,7 +71,7 @@ def read_study(path: Path, seeds: Sequence[int] = ()) -> dict[str, Config]:
 def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) -> list[Config]:
     settings = shared | grid
     for name, value in settings.items():
-        check_name("setting", name, SETTINGS)
+        check_name("setting", name, KNOWN)
         _check_value(name, value)
     for name, example in (("task", "'mnist'"), ("rules", "['majority', 'pooled']")):
         if name not in settings:

@@ -1,0 +1,40 @@
+"""What runs leave behind: results are read, put together and written here, without torch.
+
+files.py    results.json of this or any earlier format
+merging.py  runs of several folders as one comparison
+table.py    results.csv
+lengths.py  lists by round, kept short
+"""
+
+from signvote.results.files import (
+    FORMAT,
+    Result,
+    Results,
+    current,
+    identity,
+    identity_of,
+    read,
+    results_of,
+    write,
+)
+from signvote.results.lengths import pack, short, unpack
+from signvote.results.merging import merged
+from signvote.results.table import COLUMNS, to_csv
+
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "Result",
+    "Results",
+    "current",
+    "identity",
+    "identity_of",
+    "merged",
+    "pack",
+    "read",
+    "results_of",
+    "short",
+    "to_csv",
+    "unpack",
+    "write",
+]

@@ -1,0 +1,60 @@
+"""Runs of several folders as one comparison."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from signvote.results.files import Result, Results, current, results_of
+
+
+def merged(sources: Mapping[str, Results]) -> Results:
+    """Results by their source, put together.
+
+    A run that several sources hold is kept once, a finished one rather than an interrupted one. Where they
+    hold different results of one configuration, runs of that kind name their source.
+    """
+    kept = [_once(by_source) for by_source in _by_configuration(sources)]
+    ambiguous = {_kind(run) for by_source in kept if len(by_source) > 1 for run in by_source.values()}
+    runs = []
+    for by_source in kept:
+        for source, run in by_source.items():
+            runs.append(_named(run, source) if _kind(run) in ambiguous else run)
+    return results_of(runs, _commands(sources.values()))
+
+
+def _by_configuration(sources: Mapping[str, Results]) -> list[dict[str, Result]]:
+    """For each configuration its run in each source."""
+    found: dict[str, dict[str, Result]] = {}
+    for source, results in sources.items():
+        for run in current(results, source)["runs"]:
+            configuration = json.dumps(run["config"], sort_keys=True)
+            found.setdefault(configuration, {})[source] = run
+    return list(found.values())
+
+
+def _commands(results: Iterable[Results]) -> str:
+    """The commands of all, each once."""
+    lines: list[str] = []
+    for each in results:
+        lines += each.get("command", "").splitlines()
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _once(by_source: dict[str, Result]) -> dict[str, Result]:
+    """Without copies of the same evaluations, and without interrupted runs where one was finished."""
+    done = {source: run for source, run in by_source.items() if run["status"] == "done"}
+    chosen: dict[str, tuple[str, Result]] = {}
+    for source, run in (done or by_source).items():
+        chosen.setdefault(json.dumps(run["evaluations"]), (source, run))
+    return dict(chosen.values())
+
+
+def _kind(run: Result) -> str:
+    """Its configuration but for the seed."""
+    settings = {name: value for name, value in run["config"].items() if name != "seed"}
+    return json.dumps(settings, sort_keys=True)
+
+
+def _named(run: Result, source: str) -> Result:
+    return {**run, "config": {**run["config"], "from": source}}

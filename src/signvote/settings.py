@@ -1,0 +1,243 @@
+"""The settings of a run, declared once: a field of `Settings` has a type, a default and a text.
+
+Everything that lists settings follows from these fields:
+
+    sim/config.py     Config: the same fields, complete and checked
+    cli/flags.py      a flag for each, with its text as help
+    sim/compare.py    the name of a run's folder
+    results/table.py  the columns of results.csv
+    report/groups.py  which runs may be compared with each other
+
+This module imports no torch, so that results can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from typing import Any, Literal
+
+Schedule = Literal["constant", "cosine"]
+Zeros = Literal["coin", "abstain"]
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "paper": {"step": 1e-3, "momentum": 0.0, "schedule": "constant", "zeros": "abstain"},
+    "tuned": {"step": 1e-3, "momentum": 0.9, "schedule": "cosine", "zeros": "coin"},
+}
+FLOATS = ("sgd", "median")  # rules that move by gradients instead of signs: their steps have another scale
+SGD_STEP = 0.1
+FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
+
+
+def about(text: str, *, in_name: bool = True, is_condition: bool = True) -> dict[str, Any]:
+    """Metadata of a setting.
+
+    Args:
+        text: the help of its flag.
+        in_name: whether a folder's name shows it where it is not as usual.
+        is_condition: whether runs that differ in it are too different to be compared.
+
+    """
+    return {"text": text, "in_name": in_name, "is_condition": is_condition}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one run is asked to be."""
+
+    task: str = field(
+        metadata=about("mnist-10k (bundled), mnist, fashion-mnist or cifar10.", in_name=False),
+    )
+    rule: str = field(
+        metadata=about(
+            "A rule that `signvote rules` explains, or one of the yardsticks oracle, sgd and median.",
+            in_name=False,
+            is_condition=False,
+        ),
+    )
+    recipe: str = field(
+        default="tuned",
+        metadata=about(
+            "paper: constant step 1e-3, no momentum, zeros abstain. tuned: cosine step, momentum 0.9, one strict bit.",
+            in_name=False,
+        ),
+    )
+    model: str | None = field(
+        default=None,
+        metadata=about("mnist-cnn, resnet20, resnet56 or mlp; default: the task's own.", in_name=False),
+    )
+    mode: int | None = field(
+        default=None,
+        metadata=about(
+            "Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1.",
+            in_name=False,
+            is_condition=False,  # batch_sizes is
+        ),
+    )
+    workers: int = field(
+        default=15,
+        metadata=about("Number of workers, in a batch mode.", in_name=False, is_condition=False),
+    )
+    total: int = field(
+        default=960,
+        metadata=about("Samples a round, in a batch mode.", in_name=False, is_condition=False),
+    )
+    batch_sizes: tuple[int, ...] = field(
+        default=(),
+        metadata=about("Batch size of each worker, instead of a mode.", in_name=False),
+    )
+    rounds: int = field(
+        default=300,
+        metadata=about("Number of rounds.", in_name=False),
+    )
+    seed: int = field(
+        default=0,
+        metadata=about("Seed of all that is random in the run.", in_name=False, is_condition=False),
+    )
+    step: float = field(
+        default=FROM_RECIPE,
+        metadata=about("Step size; default: the recipe's."),
+    )
+    momentum: float = field(
+        default=FROM_RECIPE,
+        metadata=about("Momentum of each worker before the sign; default: the recipe's."),
+    )
+    schedule: Schedule = field(
+        default=FROM_RECIPE,
+        metadata=about("How the step changes; default: the recipe's."),
+    )
+    zeros: Zeros = field(
+        default=FROM_RECIPE,
+        metadata=about("What a zero gradient votes; default: the recipe's."),
+    )
+    decay: float = field(
+        default=0.0,
+        metadata=about("Weight decay."),
+    )
+    feedback: bool = field(
+        default=False,
+        metadata=about("Error feedback: add to the next gradient what the signs of this vote leave out."),
+    )
+    top: float | None = field(
+        default=None,
+        metadata=about(
+            "Vote on this share of the coordinates only, those of largest magnitude; best with --zeros abstain."
+        ),
+    )
+    split: str = field(
+        default="shared",
+        metadata=about("How workers share the data: shared (each has all), iid, dirichlet:A or labels:K."),
+    )
+    attack: str | None = field(
+        default=None,
+        metadata=about(
+            "NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, such as anti:5;"
+            " docs/security.md has all."
+        ),
+    )
+    miss: float = field(
+        default=0.0,
+        metadata=about("Probability that a worker misses a round."),
+    )
+    absent: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            "WORKER:FROM[:TO], rounds in which a worker is away: it joins late, leaves or returns."
+        ),
+    )
+    evaluate_every: int = field(
+        default=50,
+        metadata=about("Rounds between two tests.", in_name=False, is_condition=False),
+    )
+    test_batch: int = field(
+        default=64,
+        metadata=about(
+            "Samples per test batch; matters for batch norm without running statistics.",
+            in_name=False,
+        ),
+    )
+    sign_error: bool = field(
+        default=False,
+        metadata=about(
+            "Also compare decisions with the gradient of all training data (slow).",
+            in_name=False,
+            is_condition=False,
+        ),
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=about(
+            "KEY=VALUE of the rule, such as forgetting=0.98, per=tensor, warmup=50.",
+            is_condition=False,
+        ),
+    )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as results.json holds them."""
+        return {name: plain(value) for name, value in asdict(self).items()}
+
+
+SETTINGS: dict[str, Field[Any]] = {setting.name: setting for setting in fields(Settings)}
+
+
+def plain(value: Any) -> Any:
+    """A value of a setting as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def default_of(setting: Field[Any]) -> Any:
+    """Its default as JSON has it; MISSING if it must be given."""
+    if setting.default_factory is not MISSING:
+        return setting.default_factory()
+    return plain(setting.default)
+
+
+def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipe of a run sets; nothing if the recipe is unknown.
+
+    >>> recipe_of({"recipe": "tuned", "rule": "sgd"})["step"]
+    0.1
+    """
+    recipe = RECIPES.get(settings.get("recipe", "tuned"), {})
+    if recipe and settings.get("rule") in FLOATS:
+        return recipe | {"step": SGD_STEP}
+    return dict(recipe)
+
+
+def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With each setting that was not given as the recipe has it, or else at its default."""
+    usual = _usual(settings)
+    return {name: settings.get(name, usual.get(name)) for name in SETTINGS}
+
+
+def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are neither as the recipe has them nor at their default; those of recipes last.
+
+    >>> unusual({"task": "mnist", "step": 0.01, "momentum": 0.9, "decay": 0.1})
+    {'task': 'mnist', 'decay': 0.1, 'step': 0.01}
+    """
+    usual = _usual(settings)
+    found = {name: value for name, value in settings.items() if value != usual.get(name, MISSING)}
+    last = recipe_of(settings).keys() & found.keys()
+    first = {name: value for name, value in found.items() if name not in last}
+    return first | {name: found[name] for name in found if name in last}
+
+
+def conditions(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What two runs must have in common to be compared.
+
+    That is every setting but the rule, its options, the seed and what changes no accuracy. An unusual value
+    counts and a usual one does not, because the usual step of `sgd` differs from that of a vote. Settings that
+    this version does not know count as well.
+
+    >>> conditions({"task": "mnist", "rule": "sgd", "seed": 3, "step": 0.1, "decay": 0.1})
+    {'task': 'mnist', 'decay': 0.1}
+    """
+    free = {name for name, setting in SETTINGS.items() if not setting.metadata["is_condition"]}
+    return {name: value for name, value in unusual(settings).items() if name not in free}
+
+
+def _usual(settings: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {name: default_of(setting) for name, setting in SETTINGS.items()}
+    given = {name: value for name, value in defaults.items() if value is not MISSING}
+    return given | recipe_of(settings)

@@ -1,0 +1,110 @@
+"""Settings are declared once: flags, folder names, columns and conditions follow from the declaration."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from signvote.cli import COMMANDS, parse
+from signvote.cli.flags import settings_of
+from signvote.results import COLUMNS
+from signvote.settings import (
+    FROM_RECIPE,
+    RECIPES,
+    SETTINGS,
+    completed,
+    conditions,
+    default_of,
+    recipe_of,
+    unusual,
+)
+from signvote.sim import Config
+from signvote.sim.compare import name_of
+from signvote.sim.study import KNOWN, LISTS
+
+OTHER: dict[str, Any] = {
+    "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp", "mode": 4, "workers": 12, "total": 240,
+    "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "schedule": "constant",
+    "zeros": "abstain", "decay": 0.1, "feedback": True, "top": 0.1, "split": "iid", "attack": "invert:1",
+    "miss": 0.1, "absent": ("0:1",), "evaluate_every": 7, "test_batch": 8, "sign_error": True,
+    "options": {"cap": 2.0},
+}  # fmt: skip
+IN_PLACE = ("task", "rule", "recipe", "mode", "batch_sizes", "seed")  # parts of every folder's name
+NO_CONDITION = ("rule", "options", "seed", "mode", "workers", "total", "evaluate_every", "sign_error")
+each_setting = pytest.mark.parametrize("name", SETTINGS)
+
+
+def made(**changes: Any) -> Config:
+    return Config(**{"task": "mnist-10k", "rule": "pooled"} | changes)
+
+
+def test_a_config_has_the_settings_and_no_other_field() -> None:
+    assert [field.name for field in fields(Config)] == list(SETTINGS) == list(OTHER)
+    assert list(made().as_dict()) == list(SETTINGS)
+
+
+@each_setting
+def test_every_setting_has_a_flag_a_text_and_a_place_in_studies(name: str) -> None:
+    assert SETTINGS[name].metadata["text"].endswith(".")
+    assert name in getattr(COMMANDS["train"], "__dataclass_fields__", {})
+    many = {one: many for many, one in LISTS.items()}
+    assert many.get(name, name) in KNOWN
+
+
+def test_the_flags_give_the_defaults_of_a_config() -> None:
+    given = settings_of(parse(["train"]))
+    assert list(given) == list(SETTINGS)
+    assert Config(**given) == made()
+
+
+@pytest.mark.parametrize(
+    ("flags", "changes"),
+    [
+        (["--step", "0.5", "--zeros", "abstain"], {"step": 0.5, "zeros": "abstain"}),
+        (["--batch-sizes", "4", "8", "--feedback"], {"batch_sizes": (4, 8), "feedback": True}),
+        (["--options", "cap=2.0", "per=tensor"], {"options": {"cap": 2.0, "per": "tensor"}}),
+        (["--task", "mnist", "--rule", "sgd", "--mode", "4"], {"task": "mnist", "rule": "sgd", "mode": 4}),
+    ],
+)
+def test_flags_become_settings(flags: list[str], changes: dict[str, Any]) -> None:
+    assert Config(**settings_of(parse(["train", *flags]))) == made(**changes)
+
+
+@each_setting
+def test_a_folders_name_shows_what_is_not_as_usual(name: str) -> None:
+    changed = name_of(made(**{name: OTHER[name]})) != name_of(made())
+    assert changed == (SETTINGS[name].metadata["in_name"] or name in IN_PLACE)
+
+
+@each_setting
+def test_every_setting_has_a_column(name: str) -> None:
+    assert COLUMNS.count(name) == 1
+
+
+@each_setting
+def test_conditions_are_all_settings_but_a_few(name: str) -> None:
+    usual = made().as_dict()
+    changed = usual | {name: OTHER[name]}
+    assert (conditions(changed) == conditions(usual)) == (name in NO_CONDITION)
+
+
+def test_a_recipe_decides_what_has_no_default() -> None:
+    left_open = [name for name, setting in SETTINGS.items() if default_of(setting) is FROM_RECIPE]
+    for values in RECIPES.values():
+        assert set(values) < set(left_open)
+    optional = set(left_open) - set(RECIPES["paper"])
+    assert optional == {"model", "mode", "top", "attack"}, "of these None is a value"
+    for recipe in RECIPES:
+        for rule in ("pooled", "sgd"):
+            config = made(recipe=recipe, rule=rule)
+            assert all(getattr(config, name) is not None for name in RECIPES[recipe])
+            assert unusual(config.as_dict()).keys() <= {"task", "rule", "recipe", "mode", "batch_sizes"}
+
+
+def test_what_was_not_given_is_completed() -> None:
+    config = made(rule="sgd", recipe="paper").as_dict()
+    given = {name: config[name] for name in ("task", "rule", "recipe", "mode", "batch_sizes")}
+    assert completed(given) == config
+    assert recipe_of({"recipe": "of a later signvote"}) == {}
