@@ -1,6 +1,6 @@
-"""State dicts on disk: safetensors, no pickle, written so that a crash never costs the previous file.
+"""State dicts on disk, as safetensors and without pickle. A crash never destroys the previous file.
 
-The tensors of a (nested) state go into the file as they are; everything else is JSON in its header.
+The tensors of a (nested) state become tensors of the file. Everything else is JSON in its header.
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ REFERENCE = "tensor:"
 
 
 def save(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state; until the new file is complete and on disk, the old one stays.
+    """Write a state. The old file stays until the new one is complete and on disk.
 
     Raises StateError for a value that is no tensor, number, string, boolean, None, list or dict.
     """
     tensors: dict[str, Tensor] = {}
-    header = json.dumps(_without_tensors(state, "state", tensors))
-    write_atomically(Path(path), to_safetensors(tensors, metadata={HEADER: header}))
+    plain = _without_tensors(state, "state", tensors)
+    metadata = {HEADER: json.dumps(plain)}
+    content = to_safetensors(tensors, metadata=metadata)
+    write_atomically(Path(path), content)
 
 
 def load(path: str | os.PathLike[str]) -> State:
-    """Read what `save` wrote."""
+    """Read a state that `save` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {})[HEADER]
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata[HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state: State = _with_tensors(json.loads(header), tensors)
+        state: State = _with_tensors(plain, tensors)
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise StateError(f"{path} is cut short or no signvote checkpoint ({error})") from error
     return state
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is either the old one or all of the new one, whatever happens meanwhile."""
+    """Replace a file. After a crash at any moment, it is either the old one or the complete new one."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with open(new, "wb") as file:
@@ -57,19 +60,25 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # a full disk does not say which file it was
+            error.filename = str(path)  # the error of a full disk does not name the file
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    folder = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, must survive a power cut
+        os.fsync(folder)
     finally:
         os.close(folder)
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value with each tensor replaced by a reference to its place in `tensors`."""
+    """The value with each tensor moved to `tensors` and replaced by a reference."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        on_cpu = value.detach().cpu()
+        tensors[name] = on_cpu.contiguous().clone()
         return REFERENCE + name
     if isinstance(value, dict):
         return {key: _without_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
@@ -83,6 +92,7 @@ def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `_without_tensors`."""
     if isinstance(value, dict):
         return {key: _with_tensors(item, tensors) for key, item in value.items()}
     if isinstance(value, list):
