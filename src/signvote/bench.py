@@ -57,6 +57,9 @@ class Case(NamedTuple):
     workers: int
     threads: int
 
+    def __str__(self) -> str:
+        return f"N = {self.coordinates:,}, M = {self.workers}, {self.threads} threads"
+
 
 def kernels(
     n: int,
@@ -69,7 +72,9 @@ def kernels(
     threads = threads or tuple(sorted({1, os.cpu_count() or 1}))
     check_sizes(out, coordinates=(n,), workers=workers, threads=threads, repeats=(repeats,))
     cases = [Case(n, m, t) for t in threads for m in workers]
-    cases += [Case(n // part, workers[0], 1) for part in (16, 4) if n >= 100 * part]
+    for part in (16, 4):
+        if n >= 100 * part:
+            cases.append(Case(n // part, workers[0], 1))
     timings = _time_cases(cases, repeats)
     _print_times(timings, n)
     _print_growth(timings)
@@ -95,8 +100,7 @@ def _time_cases(cases: list[Case], repeats: int) -> list[Timing]:
         with Progress(transient=True) as progress:
             bar = progress.add_task("timing", total=len(cases))
             for case in cases:
-                text = f"N = {case.coordinates:,}, M = {case.workers}, {case.threads} threads"
-                progress.update(bar, description=text)
+                progress.update(bar, description=str(case))
                 timings += time_case(*case, repeats)
                 progress.advance(bar)
     finally:
@@ -112,16 +116,16 @@ def time_case(n: int, m: int, threads: int, repeats: int, *, textbook: bool = Tr
     target = torch.empty_like(x)
     signs = torch.randint(-(2**63), 2**63 - 1, (m, words_for(n)), generator=generator)
     ours = _ours(x, signs)
-    small = min(n, TEXTBOOK_COORDINATES)
-    slow_ones = _textbook(x[:small], m) if textbook and threads == 1 else {}
+    slow_ones = {}
+    if textbook and threads == 1:
+        slow_ones = _textbook(x[:TEXTBOOK_COORDINATES], m)
     targets = TARGETS if (m, threads) == (15, 1) else {}
     timings = []
     for name, work in ours.items():
         seconds, copy = _fastest([work, lambda: target.copy_(x)], repeats)
         slow_copies = None
         if name in slow_ones:
-            (slow,) = _fastest([slow_ones[name]], 2)
-            slow_copies = slow / small * n / copy
+            slow_copies = _textbook_seconds(slow_ones[name], n) / copy
         timing = Timing(
             kernel=name,
             coordinates=n,
@@ -154,13 +158,25 @@ def _fastest(works: list[Work], repeats: int) -> list[float]:
     return fastest
 
 
+def _textbook_seconds(work: Work, n: int) -> float:
+    """Seconds of textbook code for n coordinates, of which at most TEXTBOOK_COORDINATES are timed."""
+    (seconds,) = _fastest([work], 2)
+    timed = min(n, TEXTBOOK_COORDINATES)
+    return seconds / timed * n
+
+
 def _ours(x: Tensor, signs: Tensor) -> dict[str, Work]:
     """The kernels as the rules call them, with decisions and counts."""
     n = x.numel()
     m = len(signs)
     kernel = backend("cpu")
     coin = Coin(1)
-    votes = Votes(workers=tuple(range(m)), planes=Planes(signs, None), n=n, batch_sizes=(1,) * m)
+    votes = Votes(
+        workers=tuple(range(m)),
+        planes=Planes(signs, None),
+        n=n,
+        batch_sizes=(1,) * m,
+    )
     layout = Layout([("x", (n,))])
     out = empty_decision(n, coin)
     generator = torch.Generator().manual_seed(1)
@@ -203,7 +219,8 @@ def _fill_(counters: Tensor, p: float) -> None:
 def _textbook(x: Tensor, m: int) -> dict[str, Work]:
     """The same work written directly from the paper, with floats."""
     n = x.numel()
-    noise = torch.randn(m, n, generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(m, n, generator=generator)
     y = torch.sign(noise)
     weights = torch.rand(m)
     count = torch.full((m, n), 0.45 * ROUNDS)
@@ -224,10 +241,12 @@ def _textbook(x: Tensor, m: int) -> dict[str, Work]:
 
     def per_coordinate() -> None:
         p = count / ROUNDS
-        llr = torch.log((1 - p) / p).clamp(-10, 10)
+        llr = torch.log((1 - p) / p)
+        llr = llr.clamp(-10, 10)
         tally = (llr * y).sum(0)
         decision = torch.sign(tally)
-        count.add_(y != decision).clamp_(1, ROUNDS - 1)
+        count.add_(y != decision)
+        count.clamp_(1, ROUNDS - 1)
 
     return {
         "pack": pack,
@@ -273,7 +292,8 @@ def _print_growth(timings: list[Timing]) -> None:
     for size in sizes:
         _add_column(table, f"N = {size:,}")
     for kernel, row in rows.items():
-        table.add_row(kernel, *(row[size] for size in sizes if size in row))
+        times = [row[size] for size in sizes if size in row]
+        table.add_row(kernel, *times)
     Console().print(table)
 
 

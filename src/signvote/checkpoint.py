@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str]) -> State:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file. After a crash at any moment, it is either the old one or the complete new one."""
+    """Write a file that is either the old one or all of the new one, whatever happens meanwhile."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with open(new, "wb") as file:
@@ -60,16 +60,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # the error of a full disk does not name the file
+            error.filename = str(path)  # a full disk does not say which file it was
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    folder = os.open(path, os.O_RDONLY)
+    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(folder)  # the new name, too, must survive a power cut
     finally:
         os.close(folder)
 
@@ -81,7 +76,10 @@ def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         tensors[name] = on_cpu.contiguous().clone()
         return REFERENCE + name
     if isinstance(value, dict):
-        return {key: _without_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            plain[key] = _without_tensors(item, f"{name}.{key}", tensors)
+        return plain
     if isinstance(value, list):
         return [_without_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
     if isinstance(value, str) and value.startswith(REFERENCE):

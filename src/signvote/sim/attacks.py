@@ -24,7 +24,13 @@ from signvote.kernels import Coin, Planes, words_for
 from signvote.kernels.reference import chances, coin_words, pack
 from signvote.names import check_name
 
-RANDOM, FLIP, CLONES, TIES, TARGETS = range(1, 6)  # purposes of coins
+# Purposes of coins: attacks with different purposes draw different bits.
+RANDOM = 1
+FLIP = 2
+CLONES = 3
+TIES = 4
+TARGETS = 5
+
 LARGEST_BATCH = 2**32 - 1  # the most that a ballot can declare
 
 
@@ -52,45 +58,43 @@ class Scene:
 
 def invert(votes: Votes, scene: Scene) -> Votes:
     """-s: the opposite of every honest sign."""
-    full = everywhere(votes.n, votes.planes.signs.device)
+    full = everywhere(votes.n, _device(votes))
     return _inverted(votes, scene, full)
 
 
 def flip(votes: Votes, scene: Scene) -> Votes:
     """Invert each sign with probability `strength`, independently."""
-    device = votes.planes.signs.device
-    where = []
-    for worker in votes.workers[scene.honest :]:
-        coin = scene.coin(FLIP, worker)
-        flipped = chances(coin, votes.n, device) < scene.strength
-        where.append(pack(flipped))
+    coins = _coins(votes, scene, FLIP)
+    where = [_chosen(votes, scene, coin) for coin in coins]
     return _inverted(votes, scene, torch.stack(where))
 
 
 def targeted(votes: Votes, scene: Scene) -> Votes:
     """s, but -s on a share `strength` of the coordinates, the same for all attackers and rounds."""
     coin = scene.coin(TARGETS, round=0)
-    chosen = chances(coin, votes.n, votes.planes.signs.device) < scene.strength
-    return _inverted(votes, scene, pack(chosen))
+    where = _chosen(votes, scene, coin)
+    return _inverted(votes, scene, where)
 
 
 def random(votes: Votes, scene: Scene) -> Votes:
     """Fair random bits, everywhere."""
-    coins = [scene.coin(RANDOM, worker) for worker in votes.workers[scene.honest :]]
-    signs = torch.stack([_bits(votes, coin) for coin in coins])
-    return _sent(votes, scene, signs)
+    coins = _coins(votes, scene, RANDOM)
+    signs = [_bits(votes, coin) for coin in coins]
+    return _sent(votes, scene, torch.stack(signs))
 
 
 def clones(votes: Votes, scene: Scene) -> Votes:
     """Fair random bits, everywhere, the same from all attackers."""
-    signs = _bits(votes, scene.coin(CLONES))
+    coin = scene.coin(CLONES)
+    signs = _bits(votes, coin)
     return _sent(votes, scene, signs)
 
 
 def anti(votes: Votes, scene: Scene) -> Votes:
     """-sign(v), from all attackers; a shared coin where v = 0."""
     v = _honest_sums(votes, scene).signs
-    return _sent(votes, scene, _signs_of(votes, scene, -v))
+    signs = _signs_of(votes, scene, -v)
+    return _sent(votes, scene, signs)
 
 
 def alie(votes: Votes, scene: Scene) -> Votes:
@@ -104,11 +108,13 @@ def alie(votes: Votes, scene: Scene) -> Votes:
     n = len(votes.workers)
     beyond = n - (n // 2 + 1)
     share = beyond / max(1, scene.honest)
-    z = NormalDist().inv_cdf(min(max(share, 0.5), 0.99996))
+    share = min(max(share, 0.5), 0.99996)
+    z = NormalDist().inv_cdf(share)
     mu = sums.signs.double() / sums.workers
     variance = sums.cast / sums.workers - mu**2
     sigma = variance.clamp_min(0).sqrt()
-    return _sent(votes, scene, _signs_of(votes, scene, mu - z * sigma))
+    signs = _signs_of(votes, scene, mu - z * sigma)
+    return _sent(votes, scene, signs)
 
 
 def mimic(votes: Votes, scene: Scene) -> Votes:
@@ -122,8 +128,10 @@ def mimic(votes: Votes, scene: Scene) -> Votes:
 
 
 def oscillator(votes: Votes, scene: Scene) -> Votes:
-    """Nine rounds s, then one -sign(v)."""
-    return votes if scene.round % 10 else anti(votes, scene)
+    """s, but -sign(v) in every tenth round."""
+    if scene.round % 10:
+        return votes
+    return anti(votes, scene)
 
 
 def echo(votes: Votes, scene: Scene) -> Votes:
@@ -176,6 +184,22 @@ ATTACKS: dict[str, Attack] = {
 # ---- planes --------------------------------------------------------------------------------------
 
 
+def _device(votes: Votes) -> torch.device:
+    return votes.planes.signs.device
+
+
+def _coins(votes: Votes, scene: Scene, purpose: int) -> list[Coin]:
+    """A coin for each attacker."""
+    attackers = votes.workers[scene.honest :]
+    return [scene.coin(purpose, worker) for worker in attackers]
+
+
+def _chosen(votes: Votes, scene: Scene, coin: Coin) -> Tensor:
+    """A plane: each coordinate with probability `strength`."""
+    chosen = chances(coin, votes.n, _device(votes)) < scene.strength
+    return pack(chosen)
+
+
 def _sent(votes: Votes, scene: Scene, signs: Tensor, support: Tensor | None = None) -> Votes:
     """Votes in which attackers send these planes, one for all or one each. Without support: on all coordinates."""
     attackers = len(votes.workers) - scene.honest
@@ -206,7 +230,8 @@ def _inverted(votes: Votes, scene: Scene, where: Tensor) -> Votes:
 
 
 def _bits(votes: Votes, coin: Coin) -> Tensor:
-    device = votes.planes.signs.device
+    """A plane of random bits."""
+    device = _device(votes)
     bits = coin_words(coin, words_for(votes.n), device)
     return bits & everywhere(votes.n, device)
 
@@ -215,14 +240,15 @@ def _signs_of(votes: Votes, scene: Scene, values: Tensor) -> Tensor:
     """A plane: the sign of each value, a shared coin for a zero."""
     positive = pack(values > 0)
     ties = pack(values == 0)
-    return positive | (ties & _bits(votes, scene.coin(TIES)))
+    coin = scene.coin(TIES)
+    return positive | (ties & _bits(votes, coin))
 
 
 def _present(votes: Votes) -> Tensor:
     if votes.present is not None:
         return votes.present
-    device = votes.planes.signs.device
-    return torch.ones(len(votes.workers), dtype=torch.bool, device=device)
+    workers = len(votes.workers)
+    return torch.ones(workers, dtype=torch.bool, device=_device(votes))
 
 
 class HonestSums(NamedTuple):
@@ -235,11 +261,11 @@ class HonestSums(NamedTuple):
 
 def _honest_sums(votes: Votes, scene: Scene) -> HonestSums:
     present = _present(votes)
-    v = torch.zeros(votes.n, dtype=torch.int32, device=votes.planes.signs.device)
+    v = torch.zeros(votes.n, dtype=torch.int32, device=_device(votes))
     cast = torch.zeros_like(v)
     for row in range(scene.honest):
-        planes = votes.planes.map(partial(torch.select, dim=0, index=row))
-        signs = unpack_signs(planes, votes.n)
+        select = partial(torch.select, dim=0, index=row)
+        signs = unpack_signs(votes.planes.map(select), votes.n)
         v += signs * present[row]
         cast += signs.abs() * present[row]
     workers = present[: scene.honest].sum()
@@ -260,11 +286,19 @@ class Hostility:
 
     def change(self, votes: Votes, *, seed: int, round: int, last: Planes | None) -> Votes:
         """The votes that are sent, from honest votes sorted by worker."""
-        honest = sum(worker < self.first for worker in votes.workers)
-        if round < self.start or honest == len(votes.workers):
+        honest = [worker for worker in votes.workers if worker < self.first]
+        attackers = len(votes.workers) - len(honest)
+        if round < self.start or not attackers:
             return votes
-        scene = Scene(honest=honest, seed=seed, round=round, strength=self.strength, last=last)
-        return ATTACKS[self.name].act(votes, scene)
+        scene = Scene(
+            honest=len(honest),
+            seed=seed,
+            round=round,
+            strength=self.strength,
+            last=last,
+        )
+        attack = ATTACKS[self.name]
+        return attack.act(votes, scene)
 
     def relabels(self, worker: int, round: int) -> bool:
         """Whether a worker trains on wrong labels in a round."""
@@ -279,24 +313,30 @@ def stacked(
     batch_sizes: Sequence[int],
 ) -> Votes:
     """The votes of single workers as one object; None: the worker takes no part."""
-    known = [p for p in planes if p is not None]
-    device = known[0].signs.device if known else torch.device("cpu")
-    full = everywhere(n, device)
+    present = [p is not None for p in planes]
+    devices = [p.signs.device for p in planes if p is not None]
+    device = devices[0] if devices else torch.device("cpu")
     empty = torch.zeros(words_for(n), dtype=torch.int64, device=device)
     absent = Planes(empty, None)
     rows = [absent if p is None else p for p in planes]
-    support = None
-    if any(row.support is not None for row in rows):
-        supports = [full if row.support is None else row.support for row in rows]
-        support = torch.stack(supports)
-    signs = torch.stack([row.signs for row in rows])
     return Votes(
         workers=tuple(workers),
-        planes=Planes(signs, support),
+        planes=_joined(rows, n),
         n=n,
         batch_sizes=tuple(batch_sizes[m] for m in workers),
-        present=torch.tensor([p is not None for p in planes], device=device),
+        present=torch.tensor(present, device=device),
     )
+
+
+def _joined(rows: list[Planes], n: int) -> Planes:
+    """The planes of several workers as rows of one; support only if a worker has one."""
+    signs = torch.stack([row.signs for row in rows])
+    supports = [row.support for row in rows]
+    if all(support is None for support in supports):
+        return Planes(signs, None)
+    full = everywhere(n, signs.device)
+    support = torch.stack([full if support is None else support for support in supports])
+    return Planes(signs, support)
 
 
 def parse_attack(text: str | None, workers: int) -> Hostility | None:

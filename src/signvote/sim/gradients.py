@@ -29,15 +29,20 @@ class Gradients:
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
         first = next(iter(self.parameters.values()))
-        self.x = torch.empty(self.layout.size, dtype=first.dtype, device=first.device)
+        self.x = torch.empty(
+            self.layout.size,
+            dtype=first.dtype,
+            device=first.device,
+        )
         self.flat = torch.zeros_like(self.x)
         for segment in self.layout.segments:
             span = slice(segment.start, segment.stop)
-            view = self.x[span].view(segment.shape)
             parameter = self.parameters[segment.name]
+            view = self.x[span].view(segment.shape)
             view.copy_(parameter.detach())
             parameter.data = view
-            parameter.grad = self.flat[span].view(segment.shape)
+            gradient = self.flat[span]
+            parameter.grad = gradient.view(segment.shape)
 
     def of(self, indices: Tensor, seed: tuple[int, ...], relabelled: bool = False) -> Tensor:
         """The gradient of the mean loss over some training samples: a view, valid until the next call.
@@ -53,8 +58,10 @@ class Gradients:
         device = self.x.device
         forked = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=forked):
-            torch.manual_seed(generator(*seed, 0).initial_seed())
-            draws = self.task.draw(len(indices), generator(*seed, 1))
+            dropout = generator(*seed, 0)
+            torch.manual_seed(dropout.initial_seed())
+            augmentation = generator(*seed, 1)
+            draws = self.task.draw(len(indices), augmentation)
             if draws is not None:
                 draws = draws.to(device)
             self._add(indices.to(device), draws, relabelled)
@@ -62,7 +69,8 @@ class Gradients:
 
     def _add(self, indices: Tensor, draws: Tensor | None, relabelled: bool = False) -> None:
         train = self.task.train
-        inputs = self.task.prepare(train.inputs[indices], draws)
+        inputs = train.inputs[indices]
+        inputs = self.task.prepare(inputs, draws)
         labels = train.labels[indices]
         if relabelled:
             labels = train.wrong(labels)
@@ -74,7 +82,8 @@ class Gradients:
             piece = slice(start, start + chunk)
             outputs = self.model(inputs[piece])
             share = len(outputs) / size
-            loss = self.task.loss(outputs, labels[piece]) * share
+            loss = self.task.loss(outputs, labels[piece])
+            loss = loss * share
             loss.backward()  # type: ignore[no-untyped-call]
 
     def true(self) -> Tensor:
@@ -101,8 +110,10 @@ def evaluate(task: Task, model: nn.Module, batch: int) -> tuple[float, float]:
     right = 0
     loss = 0.0
     for labels, outputs in _tested(task, model, batch):
-        right += int((outputs.argmax(1) == labels).sum())
-        loss += float(task.loss(outputs, labels)) * len(labels)
+        hits = outputs.argmax(1) == labels
+        right += int(hits.sum())
+        mean_loss = float(task.loss(outputs, labels))
+        loss += mean_loss * len(labels)
     samples = len(task.test)
     return right / samples, loss / samples
 
@@ -111,11 +122,13 @@ def evaluate(task: Task, model: nn.Module, batch: int) -> tuple[float, float]:
 def by_class(task: Task, model: nn.Module, batch: int) -> list[float]:
     """The accuracy on the test data of each class."""
     model.eval()
-    right = [outputs.argmax(1) == labels for labels, outputs in _tested(task, model, batch)]
+    guesses = [outputs.argmax(1) for _, outputs in _tested(task, model, batch)]
     labels = task.test.labels
+    right = labels[torch.cat(guesses) == labels]
     count = labels.bincount()
-    hits = labels[torch.cat(right)].bincount(minlength=len(count))
-    accuracies: list[float] = (hits / count.clamp_min(1)).tolist()
+    hits = right.bincount(minlength=len(count))
+    shares = hits / count.clamp_min(1)
+    accuracies: list[float] = shares.tolist()
     return accuracies
 
 
@@ -125,11 +138,14 @@ def _tested(task: Task, model: nn.Module, batch: int) -> Iterator[tuple[Tensor, 
     for start in range(0, len(test), batch):
         piece = slice(start, start + batch)
         inputs = task.prepare(test.inputs[piece])
-        yield test.labels[piece], model(inputs)
+        outputs = model(inputs)
+        yield test.labels[piece], outputs
 
 
 def sign_error(decision: Tensor, truth: Tensor) -> float:
     """The share of decided signs that differ from the true gradient's, among coordinates where both have one."""
+    true_signs = torch.sign(truth)
     both = (decision != 0) & (truth != 0)
-    wrong = (decision != torch.sign(truth)) & both
-    return float(wrong.sum() / both.sum().clamp_min(1))
+    wrong = (decision != true_signs) & both
+    compared = both.sum().clamp_min(1)
+    return float(wrong.sum() / compared)

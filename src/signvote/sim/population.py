@@ -14,6 +14,9 @@ from signvote.errors import ConfigError
 SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> how many of 15 workers have a small batch
 SMALL_BATCH = 4
 FOREVER = 2**62  # a round that no run reaches
+MAX_SEED = 2**63 - 1
+
+Absence = tuple[int, int, int]  # worker, first round, last round
 
 
 def mode_batch_sizes(mode: int, workers: int = 15, total: int = 960) -> list[int]:
@@ -28,20 +31,23 @@ def mode_batch_sizes(mode: int, workers: int = 15, total: int = 960) -> list[int
         raise ConfigError(f"mode is {mode}; it must be 1, 2, 3 or 4")
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be 1 or more")
-    small = min(workers - 1, round(SMALL[mode] * workers / 15))
+    scaled = round(SMALL[mode] * workers / 15)
+    small = min(scaled, workers - 1)
     large = workers - small
-    each, rest = divmod(total - small * SMALL_BATCH, large)
+    samples = total - small * SMALL_BATCH
+    each, rest = divmod(samples, large)
     if each < 1:
         raise ConfigError(f"{total} samples a round are too few for {workers} workers in mode {mode}")
-    large_batches = [each + (i < rest) for i in range(large)]
-    return [SMALL_BATCH] * small + large_batches
+    small_batches = [SMALL_BATCH] * small
+    return small_batches + [each + 1] * rest + [each] * (large - rest)
 
 
 def generator(*parts: int) -> torch.Generator:
     """A generator that depends on these numbers and nothing else."""
     entropy = [len(parts), *parts]  # the length, because SeedSequence ignores trailing zeros
-    state = np.random.SeedSequence(entropy).generate_state(1, np.uint64)
-    seed = int(state[0]) & (2**63 - 1)
+    sequence = np.random.SeedSequence(entropy)
+    state = sequence.generate_state(1, np.uint64)
+    seed = int(state[0]) & MAX_SEED
     return torch.Generator().manual_seed(seed)
 
 
@@ -58,8 +64,10 @@ def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
     """
     kind, _, value = how.partition(":")
     if kind == "shared" and not value:
-        return [torch.arange(len(labels))] * workers
-    shuffled = torch.randperm(len(labels), generator=generator(seed, 1))
+        everything = torch.arange(len(labels))
+        return [everything] * workers
+    draws = generator(seed, 1)
+    shuffled = torch.randperm(len(labels), generator=draws)
     if kind == "iid" and not value:
         parts = [shuffled[m::workers] for m in range(workers)]
     elif kind == "dirichlet":
@@ -72,11 +80,11 @@ def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
         parts = _divided(labels, shuffled, shares)
     else:
         raise ConfigError(f"split is {how!r}; it must be shared, iid, dirichlet:A or labels:K")
-    empty = [m for m, part in enumerate(parts) if not len(part)]
-    if empty:
-        raise ConfigError(
-            f"split {how!r} leaves worker {empty[0]} without a sample; use fewer workers or another split"
-        )
+    for m, part in enumerate(parts):
+        if not len(part):
+            raise ConfigError(
+                f"split {how!r} leaves worker {m} without a sample; use fewer workers or another split"
+            )
     return parts
 
 
@@ -116,7 +124,8 @@ def _divided(labels: Tensor, shuffled: Tensor, shares: Tensor) -> list[Tensor]:
     shuffled_labels = labels[shuffled]
     for label, share in enumerate(shares):
         samples = shuffled[shuffled_labels == label]
-        ends = (share.cumsum(0) * len(samples)).round().long()
+        ends = share.cumsum(0) * len(samples)
+        ends = ends.round().long()
         start = 0
         for part, end in zip(parts, ends.tolist(), strict=True):
             part.append(samples[start:end])
@@ -135,7 +144,8 @@ class Sampler:
         for m, (part, size) in enumerate(zip(parts, batch_sizes, strict=True)):
             if not 1 <= size <= len(part):
                 raise ConfigError(
-                    f"worker {m} has a batch size of {size}; it must lie in 1..{len(part)}, the samples it owns"
+                    f"worker {m} has a batch size of {size};"
+                    f" it must lie in 1..{len(part)}, the samples it owns"
                 )
         self.parts = parts
         self.batch_sizes = batch_sizes
@@ -146,12 +156,14 @@ class Sampler:
     def batch(self, worker: int, t: int) -> Tensor:
         """Indices of the samples in a worker's batch number t, counted from 0."""
         size = self.batch_sizes[worker]
-        epoch, start = divmod(t * size, len(self.parts[worker]))
-        indices = self._epoch(worker, epoch)[start : start + size]
+        samples = len(self.parts[worker])
+        epoch, start = divmod(t * size, samples)
+        shuffled = self._epoch(worker, epoch)
+        indices = shuffled[start : start + size]
         missing = size - len(indices)
         if missing:
-            following = self._epoch(worker, epoch + 1)[:missing]
-            indices = torch.cat([indices, following])
+            following = self._epoch(worker, epoch + 1)
+            indices = torch.cat([indices, following[:missing]])
         return indices
 
     def _shuffled(self, worker: int, epoch: int) -> Tensor:
@@ -161,24 +173,27 @@ class Sampler:
         return part[shuffled]
 
 
-def parse_absences(texts: Sequence[str], workers: int) -> list[tuple[int, int, int]]:
-    """Read each `WORKER:FROM[:TO]` as (worker, from, to). Both rounds are included; without TO it is for good.
+def parse_absences(texts: Sequence[str], workers: int) -> list[Absence]:
+    """Read each `WORKER:FROM[:TO]` as (worker, from, to). Both rounds are included.
 
-    A worker that joins late is absent from round 1.
+    Without TO, the worker does not return. A worker that joins late is absent from round 1.
     """
     return [_parse_absence(text, workers) for text in texts]
 
 
-def _parse_absence(text: str, workers: int) -> tuple[int, int, int]:
+def _parse_absence(text: str, workers: int) -> Absence:
     wrong = ConfigError(
         f"absent is {text!r}; wanted WORKER:FROM[:TO] with a worker in 0..{workers - 1} and FROM <= TO"
     )
     try:
-        worker, first, *rest = map(int, text.split(":"))
+        numbers = [int(part) for part in text.split(":")]
+        worker, first, *rest = numbers
     except ValueError:
         raise wrong from None
     last = rest[0] if rest else FOREVER
-    if not 0 <= worker < workers or first > last or len(rest) > 1:
+    if len(rest) > 1 or first > last:
+        raise wrong
+    if not 0 <= worker < workers:
         raise wrong
     return worker, first, last
 
@@ -187,13 +202,13 @@ def present(
     round: int,
     workers: int,
     miss: float,
-    absences: Sequence[tuple[int, int, int]],
+    absences: Sequence[Absence],
     seed: int,
 ) -> list[int]:
     """The workers that vote in a round: not absent, and each misses it with probability `miss`."""
     away = {worker for worker, first, last in absences if first <= round <= last}
     if miss:
-        chances = torch.rand(workers, generator=generator(seed, 4, round))
-        misses = chances < miss
+        draws = generator(seed, 4, round)
+        misses = torch.rand(workers, generator=draws) < miss
         away |= {m for m in range(workers) if misses[m]}
     return [m for m in range(workers) if m not in away]

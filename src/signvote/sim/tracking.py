@@ -89,12 +89,13 @@ class TensorBoard:
             self._log_trust(round, name, values)
 
     def _log_trust(self, round: int, name: str, values: list[float]) -> None:
-        known = [value for value in values if math.isfinite(value)]
-        if known:
-            self.writer.add_histogram(f"trust/{name}", np.array(known), round)
+        known = []
         for worker, value in enumerate(values):
             if math.isfinite(value):
+                known.append(value)
                 self.writer.add_scalar(f"{name}/worker {worker}", value, round)
+        if known:
+            self.writer.add_histogram(f"trust/{name}", np.array(known), round)
 
     def finish(self, result: dict[str, Any]) -> None:
         """See Tracker."""

@@ -25,8 +25,8 @@ def messages(signals: Tensor, votes: Votes) -> tuple[Tensor, tuple[int, ...]]:
         votes: the signs that workers do send.
 
     """
-    signs = unpack_signs(votes.planes, votes.n)
-    sent = signals.abs() * signs
+    magnitudes = signals.abs()
+    sent = magnitudes * unpack_signs(votes.planes, votes.n)
     if votes.present is None:
         return sent, votes.batch_sizes
     rows = votes.present.nonzero()[:, 0].tolist()
@@ -36,7 +36,11 @@ def messages(signals: Tensor, votes: Votes) -> tuple[Tensor, tuple[int, ...]]:
 
 def mean(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
     """The mean over all samples: each worker counts by its declared batch size."""
-    sizes = torch.tensor(batch_sizes, dtype=sent.dtype, device=sent.device)
+    sizes = torch.tensor(
+        batch_sizes,
+        dtype=sent.dtype,
+        device=sent.device,
+    )
     shares = sizes / sizes.sum()
     weighted = sent * shares[:, None]
     return weighted.sum(0)
@@ -45,9 +49,9 @@ def mean(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
 def median(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
     """The median of the workers in each coordinate; the mean of the middle two if their number is even."""
     ordered = sent.sort(0).values
-    m = len(sent)
-    lower = ordered[(m - 1) // 2]
-    upper = ordered[m // 2]
+    last = len(sent) - 1
+    lower = ordered[last // 2]
+    upper = ordered[(last + 1) // 2]
     return (lower + upper) / 2
 
 

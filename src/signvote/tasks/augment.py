@@ -20,7 +20,8 @@ class Augment(NamedTuple):
 
 
 def _draw(n: int, generator: torch.Generator) -> Tensor:
-    shifts = torch.randint(2 * PADDING + 1, (2, n), generator=generator)
+    places = 2 * PADDING + 1
+    shifts = torch.randint(places, (2, n), generator=generator)
     flips = torch.randint(2, (n, 1), generator=generator)
     return torch.cat([shifts, flips.T])
 
@@ -37,13 +38,19 @@ def _crop_and_flip(images: Tensor, draws: Tensor) -> Tensor:
     device = images.device
     down, right, flips = draws[:, :, None]
     x = torch.arange(width, device=device)
+    y = torch.arange(height, device=device)
     mirrored = width - 1 - x
-    rows = down + torch.arange(height, device=device)  # (n, H) into the padded image
+    rows = down + y  # (n, H) into the padded image
     columns = right + torch.where(flips == 1, mirrored, x)  # (n, W)
     padded = F.pad(images, [PADDING] * 4)
-    sample = torch.arange(n, device=device)[:, None, None]
+    sample = torch.arange(n, device=device)
     # A slice between indices moves their dimensions to the front: (n, H, W, C), the image's own byte order.
-    changed = padded[sample, :, rows[:, :, None], columns[:, None, :]]
+    changed = padded[
+        sample[:, None, None],
+        :,
+        rows[:, :, None],
+        columns[:, None, :],
+    ]
     return changed.permute(0, 3, 1, 2)
 
 

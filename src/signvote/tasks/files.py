@@ -31,7 +31,13 @@ IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 IDX_UBYTE = 0x08  # code of unsigned bytes, the only element type that is read
 
 CIFAR_FOLDER = "cifar-10-batches-bin"
-CIFAR_TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+CIFAR_TRAIN = (
+    "data_batch_1.bin",
+    "data_batch_2.bin",
+    "data_batch_3.bin",
+    "data_batch_4.bin",
+    "data_batch_5.bin",
+)
 CIFAR_TEST = "test_batch.bin"
 CIFAR_IMAGES = 10_000  # in each file
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)  # bytes: a label, then red, green and blue planes
@@ -43,7 +49,10 @@ BUNDLED_MD5 = {
     "t10k-labels-idx1-ubyte.xz": "27ae3e4e09519cfbb04c329615203637",
 }
 
-UNPACK: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.decompress, ".xz": lzma.decompress}
+UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+}
 
 
 def data_folder(given: Path | None = None) -> Path:
@@ -76,8 +85,10 @@ def read_bundled() -> tuple[Data, Data]:
         if md5(read_bytes(path)) != BUNDLED_MD5[path.name]:
             raise DataError(f"{path} is not the file that comes with signvote; reinstall signvote")
     data = mnist_data(*paths)
-    train = Data(inputs=data.inputs[:BUNDLED_TRAIN], labels=data.labels[:BUNDLED_TRAIN])
-    test = Data(inputs=data.inputs[BUNDLED_TRAIN:], labels=data.labels[BUNDLED_TRAIN:])
+    inputs = data.inputs.tensor_split([BUNDLED_TRAIN])
+    labels = data.labels.tensor_split([BUNDLED_TRAIN])
+    train = Data(inputs=inputs[0], labels=labels[0])
+    test = Data(inputs=inputs[1], labels=labels[1])
     return train, test
 
 
@@ -103,10 +114,10 @@ def mnist_data(images: Path, labels: Path) -> Data:
     shape = tuple(pixels.shape[1:])
     if shape != MNIST_SHAPE[1:]:
         raise _damaged(images, f"has images of {shape} pixels, not 28 x 28")
-    counts = (len(pixels), len(digits))
-    if counts[0] != counts[1] or 0 in counts:
+    n = len(pixels)
+    if n != len(digits) or n == 0:
         raise DataError(
-            f"{images} has {counts[0]} images and {labels} {counts[1]} labels;"
+            f"{images} has {n} images and {labels} {len(digits)} labels;"
             " they must be as many, at least 1. Put the official files there."
         )
     inputs = pixels[:, None]
@@ -118,8 +129,9 @@ def cifar_data(path: Path) -> Data:
     content = read_bytes(path)
     check_size(path, len(content), CIFAR_IMAGES * CIFAR_RECORD)
     records = torch.frombuffer(content, dtype=torch.uint8)
-    records = records.reshape(-1, CIFAR_RECORD)
-    inputs = records[:, 1:].reshape(-1, *CIFAR_SHAPE)
+    records = records.reshape(CIFAR_IMAGES, CIFAR_RECORD)
+    inputs = records[:, 1:]
+    inputs = inputs.reshape(CIFAR_IMAGES, *CIFAR_SHAPE)
     labels = checked_labels(path, records[:, 0])
     return Data(inputs=inputs, labels=labels)
 
@@ -141,7 +153,8 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
             f" an IDX file of {dimensions} dimensions starts with {magic.hex(' ')!r}"
             f" and has at least {header}",
         )
-    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    big_endian = f">{dimensions}I"
+    shape = struct.unpack(big_endian, content[4:header])
     size = header + math.prod(shape)
     check_size(path, len(content), size)
     elements = torch.frombuffer(content, dtype=torch.uint8)[header:]

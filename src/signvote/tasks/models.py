@@ -76,7 +76,14 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
         self.stride = channels // channels_in
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, self.stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(
+            channels_in,
+            channels,
+            kernel_size=3,
+            stride=self.stride,
+            padding=1,
+            bias=False,
+        )
         self.bn1 = BatchNormReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = BatchNormReLU(channels)
@@ -91,9 +98,10 @@ class Block(nn.Module):
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride == 1:
             return x
-        new = self.conv1.out_channels - self.conv1.in_channels
+        new_channels = self.conv1.out_channels - self.conv1.in_channels
+        each_side = new_channels // 2
         sampled = x[:, :, :: self.stride, :: self.stride]
-        return F.pad(sampled, (0, 0, 0, 0, new // 2, new // 2))
+        return F.pad(sampled, (0, 0, 0, 0, each_side, each_side))
 
 
 class ResNet(nn.Module):
@@ -119,7 +127,8 @@ class ResNet(nn.Module):
         """(n, 3, 32, 32) -> (n, 10)."""
         x = self.bn(self.conv(x))
         x = self.blocks(x)  # (n, 64, 8, 8)
-        out: Tensor = self.fc(x.mean((2, 3)))
+        x = x.mean((2, 3))
+        out: Tensor = self.fc(x)
         return out
 
 

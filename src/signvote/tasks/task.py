@@ -21,9 +21,10 @@ class Data:
     labels: Tensor  # (n,) int64
 
     def __post_init__(self) -> None:
-        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+        labels = self.labels
+        if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ConfigError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)};"
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)};"
                 " they must be torch.int64 of shape (n,)"
             )
         inputs = self.inputs.shape[0] if self.inputs.ndim else 0
@@ -39,7 +40,9 @@ class Data:
 
     def to(self, device: torch.device) -> Data:
         """The same samples on a device."""
-        return Data(inputs=self.inputs.to(device), labels=self.labels.to(device))
+        inputs = self.inputs.to(device)
+        labels = self.labels.to(device)
+        return Data(inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -73,10 +76,12 @@ class Task:
 
     def _check_normalization(self) -> None:
         channels = {_channels(self.train.inputs), _channels(self.test.inputs)}
-        if channels != {len(self.mean)} or len(self.mean) != len(self.deviation):
+        means = len(self.mean)
+        deviations = len(self.deviation)
+        if channels != {means} or means != deviations:
             raise ConfigError(
-                f"{len(self.mean)} means and {len(self.deviation)} deviations for inputs with"
-                f" {max(channels)} channels; uint8 images (n, C, H, W) need C of each, other inputs none"
+                f"{means} means and {deviations} deviations for inputs with {max(channels)} channels;"
+                " uint8 images (n, C, H, W) need C of each, other inputs none"
             )
         if not all(deviation > 0 for deviation in self.deviation):
             raise ConfigError(f"deviation is {self.deviation}; every one must be above 0")
@@ -130,7 +135,9 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same task with its data on a device."""
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        train = self.train.to(device)
+        test = self.test.to(device)
+        return replace(self, train=train, test=test)
 
 
 def _channels(inputs: Tensor) -> int:
