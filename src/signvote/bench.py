@@ -114,7 +114,8 @@ def time_case(n: int, m: int, threads: int, repeats: int, *, textbook: bool = Tr
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, generator=generator)
     target = torch.empty_like(x)
-    signs = torch.randint(-(2**63), 2**63 - 1, (m, words_for(n)), generator=generator)
+    shape = (m, words_for(n))
+    signs = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
     ours = _ours(x, signs)
     slow_ones = {}
     if textbook and threads == 1:
@@ -209,7 +210,7 @@ def _experienced(layout: Layout, workers: tuple[int, ...]) -> ItSignSGD:
 
 def _fill_(counters: Tensor, p: float) -> None:
     """Set counters to typical values after ROUNDS rounds with crossover p."""
-    binomial = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p))  # type: ignore[no-untyped-call]
+    binomial = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p))
     few = binomial.sample((64, *counters.shape[1:]))  # type: ignore[no-untyped-call]
     for start in range(0, counters.shape[0], 64):
         part = counters[start : start + 64]

@@ -64,9 +64,10 @@ def _speed(kind: str) -> Finding:
     finally:
         torch.set_num_threads(threads)
     targeted = [timing for timing in timings if timing.kernel in bench.TARGETS]
-    speeds = ", ".join(f"{timing.kernel} {timing.copies:.2f}" for timing in targeted)
+    speeds = [f"{timing.kernel} {timing.copies:.2f}" for timing in targeted]
     size = f"{QUICK[kind]:,} coordinates, {WORKERS} workers, one thread"
-    return Finding(what="speed", text=f"{speeds} (copies of the float32 vector; {size}; lower is better)")
+    unit = f"copies of the float32 vector; {size}; lower is better"
+    return Finding(what="speed", text=f"{', '.join(speeds)} ({unit})")
 
 
 def _gpus() -> Iterator[Finding]:

@@ -196,8 +196,8 @@ def _coins(votes: Votes, scene: Scene, purpose: int) -> list[Coin]:
 
 def _chosen(votes: Votes, scene: Scene, coin: Coin) -> Tensor:
     """A plane: each coordinate with probability `strength`."""
-    chosen = chances(coin, votes.n, _device(votes)) < scene.strength
-    return pack(chosen)
+    drawn = chances(coin, votes.n, _device(votes))
+    return pack(drawn < scene.strength)
 
 
 def _sent(votes: Votes, scene: Scene, signs: Tensor, support: Tensor | None = None) -> Votes:
@@ -335,8 +335,8 @@ def _joined(rows: list[Planes], n: int) -> Planes:
     if all(support is None for support in supports):
         return Planes(signs, None)
     full = everywhere(n, signs.device)
-    support = torch.stack([full if support is None else support for support in supports])
-    return Planes(signs, support)
+    filled = [full if support is None else support for support in supports]
+    return Planes(signs, torch.stack(filled))
 
 
 def parse_attack(text: str | None, workers: int) -> Hostility | None:

@@ -67,7 +67,8 @@ class Machine:
         if (device.index or 0) >= count:
             has = f"has {count} GPUs" if count else "finds no GPU here"
             raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
-        if self.precision == "bf16" and torch.cuda.get_device_capability(device) < (8, 0):
+        capability = torch.cuda.get_device_capability(device)
+        if self.precision == "bf16" and capability < (8, 0):
             name = torch.cuda.get_device_name(device)
             raise ConfigError(f"precision is 'bf16'; {name} is too old for it, use float32 or tf32")
 

@@ -39,7 +39,8 @@ def mode_batch_sizes(mode: int, workers: int = 15, total: int = 960) -> list[int
     if each < 1:
         raise ConfigError(f"{total} samples a round are too few for {workers} workers in mode {mode}")
     small_batches = [SMALL_BATCH] * small
-    return small_batches + [each + 1] * rest + [each] * (large - rest)
+    large_batches = [each + (i < rest) for i in range(large)]
+    return small_batches + large_batches
 
 
 def generator(*parts: int) -> torch.Generator:
@@ -120,7 +121,8 @@ def _few_labels(labels: Tensor, workers: int, k: int) -> Tensor:
 
 def _divided(labels: Tensor, shuffled: Tensor, shares: Tensor) -> list[Tensor]:
     """The samples of each worker: the shuffled samples of each label, cut by the shares of that label."""
-    parts: list[list[Tensor]] = [[] for _ in range(shares.shape[1])]
+    workers = shares.shape[1]
+    parts: list[list[Tensor]] = [[] for _ in range(workers)]
     shuffled_labels = labels[shuffled]
     for label, share in enumerate(shares):
         samples = shuffled[shuffled_labels == label]

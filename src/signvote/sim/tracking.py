@@ -37,7 +37,12 @@ class Tracker(Protocol):
 
         """
 
-    def log(self, round: int, scalars: dict[str, float], trust: dict[str, list[float]]) -> None:
+    def log(
+        self,
+        round: int,
+        scalars: dict[str, float],
+        trust: dict[str, list[float]],
+    ) -> None:
         """Called after every evaluation.
 
         Args:
@@ -81,7 +86,12 @@ class TensorBoard:
         lines = [f"    {key}: {value}" for key, value in config.items()]
         self.writer.add_text("config", "\n".join(lines))
 
-    def log(self, round: int, scalars: dict[str, float], trust: dict[str, list[float]]) -> None:
+    def log(
+        self,
+        round: int,
+        scalars: dict[str, float],
+        trust: dict[str, list[float]],
+    ) -> None:
         """See Tracker."""
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, round)
@@ -116,8 +126,9 @@ class Telling:
         """Pass on all evaluations since the last call. The first round has two: round 0 is evaluated too."""
         rounds = self.run.history["evaluations"]["round"]
         for i in range(self.told, len(rounds)):
+            round = rounds[i]
             for tracker in self.trackers:
-                tracker.log(rounds[i], self._scalars(i), self._trust(rounds[i]))
+                tracker.log(round, self._scalars(i), self._trust(round))
         self.told = len(rounds)
 
     def finish(self, result: dict[str, Any]) -> None:

@@ -65,9 +65,15 @@ def _idx_sources(
     plain: tuple[str | None, ...],
 ) -> list[Source]:
     """The four IDX files of MNIST or a look-alike, with the md5s of the .gz files and of the plain ones."""
-    sizes = (16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000)
+    names = IDX_TRAIN + IDX_TEST
+    sizes = (  # a header, then a byte per pixel or label
+        16 + 60_000 * 784,
+        8 + 60_000,
+        16 + 10_000 * 784,
+        8 + 10_000,
+    )
     found = []
-    for name, size, packed_md5, plain_md5 in zip(IDX_TRAIN + IDX_TEST, sizes, packed, plain, strict=True):
+    for name, size, packed_md5, plain_md5 in zip(names, sizes, packed, plain, strict=True):
         file = File(name=f"{task}/{name}", size=size, md5=plain_md5)
         source = Source(url=f"{url}/{name}.gz", md5=packed_md5, files=(file,))
         found.append(source)
@@ -143,7 +149,12 @@ def fetch(
     return [find(folder, file.name, task=name) for file in _files(sources[name])]
 
 
-def verify(name: str, folder: Path, *, sources: Mapping[str, list[Source]] = OFFICIAL) -> dict[str, str]:
+def verify(
+    name: str,
+    folder: Path,
+    *,
+    sources: Mapping[str, list[Source]] = OFFICIAL,
+) -> dict[str, str]:
     """The state of each file of a data set: "ok", "missing", or the difference from the official file."""
     check_name("task", name, sources)
     return {file.name: check(file, folder, name) for file in _files(sources[name])}

@@ -115,8 +115,10 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn = BatchNormReLU(16)
-        widths = [16] + [16] * blocks + [32] * blocks + [64] * blocks
-        layers = [Block(channels_in, channels) for channels_in, channels in pairwise(widths)]
+        widths = [16]
+        for channels in (16, 32, 64):
+            widths += [channels] * blocks
+        layers = [Block(before, after) for before, after in pairwise(widths)]
         self.blocks = nn.Sequential(*layers)
         self.fc = nn.Linear(64, CLASSES)
         for module in self.modules():
