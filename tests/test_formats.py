@@ -28,7 +28,7 @@ from tests.test_report import made_up_run
 
 GOLDEN = Path(__file__).parent / "golden"
 RULES: dict[str, dict[str, Any]] = {"pooled": {}, "it-signsgd": {"warmup": 2}}
-FOLDERS = sorted(GOLDEN.iterdir())
+FOLDERS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
 
 
 def toy() -> Task:
