@@ -67,9 +67,14 @@ class Machine:
         if (device.index or 0) >= count:
             has = f"has {count} GPUs" if count else "finds no GPU here"
             raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
-        capability = torch.cuda.get_device_capability(device)
-        if self.precision == "bf16" and capability < (8, 0):
-            name = torch.cuda.get_device_name(device)
+        if self.precision == "bf16":
+            self._check_bf16()
+
+    def _check_bf16(self) -> None:
+        """Not called for other precisions, because it initializes CUDA."""
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        if capability < (8, 0):
+            name = torch.cuda.get_device_name(self.torch_device)
             raise ConfigError(f"precision is 'bf16'; {name} is too old for it, use float32 or tf32")
 
     @property
