@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.flower_cluster import Cluster, cluster, free_port, wait_for, write_app
+from tests.flower_cluster import Cluster, cluster, free_port, wait_for, write_app
 
 NODES, SHORT, LONG = 3, 2, 6
 OUT = Path(__file__).parent / "flower" / "cost.json"

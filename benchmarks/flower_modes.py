@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
+from tests.flower_grid import LocalGrid
 from torch import Tensor, nn
 
-from benchmarks.flower_grid import LocalGrid
 from signvote import Layout
 from signvote.engines.flower import SignVote, vote
 from signvote.sim.gradients import evaluate

@@ -28,7 +28,7 @@ from signvote.sim import Config, Run
 from signvote.sim.machine import Machine
 from signvote.sim.setup import Workshop
 from signvote.tasks import MODELS, Data, Task
-from signvote.tasks.load import RECIPES
+from signvote.tasks.load import SPECS
 
 CASES = (("majority", "paper"), ("it-signsgd", "paper"), ("pooled", "paper"), ("pooled", "tuned"))
 TASK_OF = {"mnist-cnn": "mnist", "resnet20": "cifar10", "resnet56": "cifar10"}
@@ -37,13 +37,14 @@ TASK_OF = {"mnist-cnn": "mnist", "resnet20": "cifar10", "resnet56": "cifar10"}
 def made_up(model: str) -> Task:
     """The task of a model with random images."""
     name = TASK_OF[model]
-    recipe, generator = RECIPES[name], torch.Generator().manual_seed(0)
+    spec = SPECS[name]
+    generator = torch.Generator().manual_seed(0)
 
     def data(n: int) -> Data:
-        images = torch.randint(256, (n, *recipe.shape), generator=generator, dtype=torch.uint8)
+        images = torch.randint(256, (n, *spec.shape), generator=generator, dtype=torch.uint8)
         return Data(inputs=images, labels=torch.randint(10, (n,), generator=generator))
 
-    settings: dict[str, Any] = {"mean": recipe.mean, "deviation": recipe.deviation, "augment": recipe.augment}
+    settings: dict[str, Any] = {"mean": spec.mean, "deviation": spec.deviation, "augment": spec.augment}
     return Task(name=name, train=data(50_000), test=data(10_000), model=MODELS[model], **settings)
 
 

@@ -22,8 +22,8 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from tests.textbook import Textbook
 
-from benchmarks.textbook import Textbook
 from signvote.sim import Config, Run
 from signvote.tasks import Task, load_task
 

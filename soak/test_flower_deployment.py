@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.flower_cluster import Cluster, cluster, wait_for, write_app
+from tests.flower_cluster import Cluster, cluster, wait_for, write_app
 from tests.test_flower_deployment import (
     APP,
     accuracy,

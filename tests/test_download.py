@@ -217,7 +217,7 @@ def test_a_member_that_is_no_file_is_refused(tmp_path: Path, web: Web) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path, two: dict[str, list[Source]]) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
-        DataError, match=r"cannot write to .*file/data \(.*\); make room or take another folder"
+        DataError, match=r"cannot write to .*file/data \(.*\); make room or use another folder"
     ):
         fetch("two", tmp_path / "file" / "data", sources=two)
 

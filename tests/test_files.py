@@ -133,9 +133,9 @@ def test_a_model_other_than_the_tasks_own(tmp_path: Path) -> None:
         (("mnist", None, "resnet-20"), "there is no model 'resnet-20'; did you mean 'resnet20'"),
         (
             ("mnist", None, "resnet20"),
-            "'resnet20' takes images of 3 x 32 x 32, these have 1 x 28 x 28; for them take mnist-cnn or mlp",
+            "'resnet20' takes images of 3 x 32 x 32, these have 1 x 28 x 28; for them use mnist-cnn or mlp",
         ),
-        (("cifar10", None, "mnist-cnn"), "for them take resnet20 or resnet56 or mlp"),
+        (("cifar10", None, "mnist-cnn"), "for them use resnet20 or resnet56 or mlp"),
     ],
 )
 def test_names_that_do_not_fit(arguments: tuple[Any, ...], text: str) -> None:

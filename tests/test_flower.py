@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.flower_grid import Client, LocalGrid
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from signvote.engines.flower import QuorumError, SignVote, score, vote
 from signvote.engines.flower.records import BALLOT, MODEL, to_array
 from signvote.engines.flower_app import write_app
 from signvote.errors import ConfigError
+from tests.flower_grid import Client, LocalGrid
 
 N = 30 * 100 + 100
 PACKED = 64 + -(-N // 8)

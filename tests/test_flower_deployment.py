@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.flower_cluster import Cluster, cluster, free_port, wait_for, write_app
 
 from signvote import checkpoint
 from signvote.sim.gradients import evaluate
 from signvote.tasks import load_task
+from tests.flower_cluster import Cluster, cluster, free_port, wait_for, write_app
 from tests.ranks import PATIENCE
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.flower_cluster import cluster, write_app
 
 from signvote import checkpoint
 from signvote.sim import train
 from tests.flower_apps.same import CONFIGS, TASK
+from tests.flower_cluster import cluster, write_app
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -40,17 +41,32 @@ LAYERS = [
 ]  # each may import those before it
 
 
-def imports_of(path: Path) -> set[str]:
-    """The signvote modules that a file imports, wherever in the file."""
+MAY_IMPORT: dict[str, set[str]] = {  # folder -> other folders of the repository; all may import signvote
+    "src": set(),
+    "examples": set(),
+    "docs": set(),
+    "paper": set(),
+    "tests": {"paper"},
+    "soak": {"tests"},
+    "benchmarks": {"tests"},
+}
+
+
+def all_imports_of(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in the file; `from a import b` counts as a.b."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {
-                f"{node.module}.{a.name}" if node.module == "signvote" else node.module for a in node.names
-            }
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path} has a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return {name for name in found if name.startswith("signvote.")}
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """The same, of signvote alone."""
+    return {name for name in all_imports_of(path) if name.startswith("signvote.")}
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
@@ -60,6 +76,43 @@ def test_imports_go_one_way(path: Path) -> None:
         return
     for name in imports_of(path) - {"signvote.__version__"}:
         assert LAYERS.index(name.split(".")[1]) <= LAYERS.index(own), f"{path.name} imports {name}"
+
+
+def test_no_engine_imports_another() -> None:
+    """An engine is a folder or a module of `engines`."""
+    engines = SOURCE / "engines"
+    for path in engines.rglob("*.py"):
+        own = path.relative_to(engines).parts[0].removesuffix(".py")
+        for name in imports_of(path):
+            if name.startswith("signvote.engines."):
+                assert name.split(".")[2] == own, f"{path.relative_to(engines)} imports {name}"
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_folders_import_no_others(folder: str) -> None:
+    """Among them: only benchmarks import benchmarks."""
+    forbidden = MAY_IMPORT.keys() - MAY_IMPORT[folder] - {folder}
+    for path in (ROOT / folder).rglob("*.py"):
+        found = {name.split(".")[0] for name in all_imports_of(path)}
+        assert not found & forbidden, f"{path.relative_to(ROOT)} imports {found & forbidden}"
+
+
+def test_contributing_explains_every_folder() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = [Path(name) for name in tracked.stdout.splitlines()]
+    folders = {path.parts[0] for path in paths if len(path.parts) > 1} - {"src"}
+    packages = {"/".join(path.parts[:3]) for path in paths if path.parts[0] == "src" and len(path.parts) > 3}
+    rows = re.findall(r"^\| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    explained = {name for row in rows for name in re.findall("`(.+?)`", row)}
+    assert folders | packages <= explained
+
+
+def test_ci_runs_lint_and_tests_from_the_oldest_python_on() -> None:
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    oldest = re.search(r'requires-python = ">=(.+)"', (ROOT / "pyproject.toml").read_text())
+    assert oldest
+    assert f'python: ["{oldest[1]}", ' in text
+    assert re.findall(r"make \w+", text) == ["make lint", "make test"]
 
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "core").glob("*.py")), ids=lambda p: p.name)

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.textbook import Textbook
 from torch import nn
 
 from signvote import ConfigError, StateError, checkpoint
@@ -25,6 +24,7 @@ from signvote.sim.gradients import Gradients, evaluate
 from signvote.tasks import Data, Task, load_task
 from tests.ranks import PATIENCE
 from tests.test_package import command
+from tests.textbook import Textbook
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
-"""How fast the kernels are here: every time as a ratio to copying the float32 vector in the same run."""
+"""The speed of the kernels: each time relative to a copy of the float32 vector in the same run."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,9 +29,11 @@ from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes, backend, words_for
 
 TARGETS = {"pack": 1.0, "majority": 1.2, "pooled": 2.5, "it-signsgd": 20.0}  # at M = 15, one thread
-ROUNDS = 3000  # how long the workers of the it-signsgd case have been counted
+ROUNDS = 3000  # rounds in the counters of the it-signsgd case
 WARM_UP_SECONDS = 0.3
-TEXTBOOK_COORDINATES = 1_000_000  # the textbook way needs 8 bytes per vote and more: time a part
+TEXTBOOK_COORDINATES = 1_000_000  # textbook code needs 8 bytes per vote and more, so only a part is timed
+
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,109 +45,145 @@ class Timing:
     workers: int
     threads: int
     seconds: float
-    copies: float  # time / time of copying the float32 vector, measured beside it
-    textbook_copies: float | None  # the same for the textbook way in torch
+    copies: float  # seconds divided by those of a copy of the float32 vector, measured in turns
+    textbook_copies: float | None  # the same for textbook code in torch
     target: float | None
 
 
+class Case(NamedTuple):
+    """The size of one measurement."""
+
+    coordinates: int
+    workers: int
+    threads: int
+
+    def __str__(self) -> str:
+        return f"N = {self.coordinates:,}, M = {self.workers}, {self.threads} threads"
+
+
 def kernels(
-    n: int, workers: tuple[int, ...], threads: tuple[int, ...], repeats: int, out: Path
+    n: int,
+    workers: tuple[int, ...],
+    threads: tuple[int, ...],
+    repeats: int,
+    out: Path,
 ) -> list[Timing]:
     """Time all kernels, print the tables and write the JSON."""
     threads = threads or tuple(sorted({1, os.cpu_count() or 1}))
     check_sizes(out, coordinates=(n,), workers=workers, threads=threads, repeats=(repeats,))
-    before = torch.get_num_threads()
-    cases = [(n, m, t) for t in threads for m in workers]
-    cases += [(n // part, workers[0], 1) for part in (16, 4) if n >= 100 * part]
-    timings: list[Timing] = []
-    try:
-        with Progress(transient=True) as progress:
-            bar = progress.add_task("timing", total=len(cases))
-            for case in cases:
-                progress.update(bar, description="N = {:,}, M = {}, {} threads".format(*case))
-                timings += time_case(*case, repeats)
-                progress.advance(bar)
-    finally:
-        torch.set_num_threads(before)
-    _print(timings, n)
-    machine = {"processor": _processor(), "cores": os.cpu_count()}
-    versions = {"signvote": __version__, "torch": torch.__version__, "numba": version("numba")}
-    report = {"machine": machine, "versions": versions, "timings": [asdict(t) for t in timings]}
-    write_atomically(out, json.dumps(report, indent=1).encode())
+    cases = [Case(n, m, t) for t in threads for m in workers]
+    for part in (16, 4):
+        if n >= 100 * part:
+            cases.append(Case(n // part, workers[0], 1))
+    timings = _time_cases(cases, repeats)
+    _print_times(timings, n)
+    _print_growth(timings)
+    _write(timings, out)
     Console().print(f"Written to {out}.")
     return timings
 
 
 def check_sizes(out: Path, **sizes: tuple[int, ...]) -> None:
-    """Raise unless there is something to measure and a folder to write into."""
+    """Raise unless all sizes are 1 or more and the folder of the output exists."""
     for name, values in sizes.items():
         if not values or min(values) < 1:
-            raise ConfigError(f"{name} is {', '.join(map(str, values))}; it must be 1 or more")
+            given = ", ".join(map(str, values))
+            raise ConfigError(f"{name} is {given}; it must be 1 or more")
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder to write {out.name} into")
 
 
+def _time_cases(cases: list[Case], repeats: int) -> list[Timing]:
+    before = torch.get_num_threads()
+    timings: list[Timing] = []
+    try:
+        with Progress(transient=True) as progress:
+            bar = progress.add_task("timing", total=len(cases))
+            for case in cases:
+                progress.update(bar, description=str(case))
+                timings += time_case(*case, repeats)
+                progress.advance(bar)
+    finally:
+        torch.set_num_threads(before)
+    return timings
+
+
 def time_case(n: int, m: int, threads: int, repeats: int, *, textbook: bool = True) -> list[Timing]:
-    """Every kernel at one size; the textbook way beside it where one thread is asked for."""
+    """Every kernel at one size. With one thread, textbook code is timed too."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, generator=generator)
     target = torch.empty_like(x)
-    small = min(n, TEXTBOOK_COORDINATES)
-    signs = torch.randint(-(2**63), 2**63 - 1, (m, words_for(n)), generator=generator)
-    ours, slow_ways = _ours(x, signs), _textbook(x[:small], m) if textbook and threads == 1 else {}
+    shape = (m, words_for(n))
+    signs = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator)
+    ours = _ours(x, signs)
+    slow_ones = {}
+    if textbook and threads == 1:
+        slow_ones = _textbook(x[:TEXTBOOK_COORDINATES], m)
+    targets = TARGETS if (m, threads) == (15, 1) else {}
     timings = []
     for name, work in ours.items():
         seconds, copy = _fastest([work, lambda: target.copy_(x)], repeats)
-        slow = None
-        if name in slow_ways:
-            slow = _fastest([slow_ways[name]], 2)[0] / small * n / copy
-        aim = TARGETS.get(name) if (m, threads) == (15, 1) else None
-        timings.append(
-            Timing(
-                kernel=name,
-                coordinates=n,
-                workers=m,
-                threads=threads,
-                seconds=seconds,
-                copies=seconds / copy,
-                textbook_copies=slow,
-                target=aim,
-            )
+        slow_copies = None
+        if name in slow_ones:
+            slow_copies = _textbook_seconds(slow_ones[name], n) / copy
+        timing = Timing(
+            kernel=name,
+            coordinates=n,
+            workers=m,
+            threads=threads,
+            seconds=seconds,
+            copies=seconds / copy,
+            textbook_copies=slow_copies,
+            target=targets.get(name),
         )
+        timings.append(timing)
     return timings
 
 
-def _fastest(works: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of the fastest run of each, taken in turns once warm."""
-    times: list[list[float]] = [[] for _ in works]
+def _fastest(works: list[Work], repeats: int) -> list[float]:
+    """Seconds of the fastest run of each work, measured in turns after a warm-up."""
     warm = time.perf_counter() + WARM_UP_SECONDS
     for work in works:
         work()
     while time.perf_counter() < warm:
         works[0]()
+    fastest = [math.inf] * len(works)
     for _ in range(repeats):
-        for work, its_times in zip(works, times, strict=True):
-            time.sleep(0.01)  # torch's threads spin for a while after work of their own
+        for i, work in enumerate(works):
+            time.sleep(0.01)  # torch's threads spin for a while after their own work
             start = time.perf_counter()
             work()
-            its_times.append(time.perf_counter() - start)
-    return [min(its_times) for its_times in times]
+            seconds = time.perf_counter() - start
+            fastest[i] = min(fastest[i], seconds)
+    return fastest
 
 
-def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
-    """The kernels as the rules call them, decisions, counts and all."""
-    n, m = x.numel(), signs.shape[0]
-    kernel, coin = backend("cpu"), Coin(1)
-    votes = Votes(workers=tuple(range(m)), planes=Planes(signs, None), n=n, batch_sizes=(1,) * m)
-    layout, out = Layout([("x", (n,))]), empty_decision(n, coin)
-    weights = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    majority, paper = Majority(layout), ItSignSGD(layout)
-    trust = paper.trust
-    trust.admit(votes.workers)
-    _fill_(trust.counters, 0.45)
-    for known in (trust._rounds, trust._seen):
-        known.update(dict.fromkeys(votes.workers, ROUNDS))
+def _textbook_seconds(work: Work, n: int) -> float:
+    """Seconds of textbook code for n coordinates, of which at most TEXTBOOK_COORDINATES are timed."""
+    (seconds,) = _fastest([work], 2)
+    timed = min(n, TEXTBOOK_COORDINATES)
+    return seconds / timed * n
+
+
+def _ours(x: Tensor, signs: Tensor) -> dict[str, Work]:
+    """The kernels as the rules call them, with decisions and counts."""
+    n = x.numel()
+    m = len(signs)
+    kernel = backend("cpu")
+    coin = Coin(1)
+    votes = Votes(
+        workers=tuple(range(m)),
+        planes=Planes(signs, None),
+        n=n,
+        batch_sizes=(1,) * m,
+    )
+    layout = Layout([("x", (n,))])
+    out = empty_decision(n, coin)
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randint(50, 10_240, (m,), generator=generator, dtype=torch.int32)
+    majority = Majority(layout)
+    paper = _experienced(layout, votes.workers)
     decision = Planes(signs[0], None)
     return {
         "pack": lambda: kernel.sign_planes(x, coin),
@@ -156,35 +196,62 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Callable[[], object]]:
     }
 
 
+def _experienced(layout: Layout, workers: tuple[int, ...]) -> ItSignSGD:
+    """A rule with the counters of ROUNDS rounds."""
+    rule = ItSignSGD(layout)
+    trust = rule.trust
+    trust.admit(workers)
+    _fill_(trust.counters, 0.45)
+    rounds = dict.fromkeys(workers, ROUNDS)
+    trust._rounds.update(rounds)
+    trust._seen.update(rounds)
+    return rule
+
+
 def _fill_(counters: Tensor, p: float) -> None:
-    """Counters as ROUNDS rounds of crossover p leave them."""
-    few = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p)).sample((64, *counters.shape[1:]))  # type: ignore[no-untyped-call]
+    """Set counters to typical values after ROUNDS rounds with crossover p."""
+    binomial = torch.distributions.Binomial(2 * ROUNDS, torch.tensor(p))
+    few = binomial.sample((64, *counters.shape[1:]))  # type: ignore[no-untyped-call]
     for start in range(0, counters.shape[0], 64):
         part = counters[start : start + 64]
         part.copy_(few[: part.shape[0]])
 
 
-def _textbook(x: Tensor, m: int) -> dict[str, Callable[[], object]]:
-    """The same in the words of the paper, floats and all: what one writes first."""
-    y = torch.sign(torch.randn(m, x.numel(), generator=torch.Generator().manual_seed(2)))
-    weights, count = torch.rand(m), torch.full((m, x.numel()), 0.45 * ROUNDS)
+def _textbook(x: Tensor, m: int) -> dict[str, Work]:
+    """The same work written directly from the paper, with floats."""
+    n = x.numel()
+    generator = torch.Generator().manual_seed(2)
+    noise = torch.randn(m, n, generator=generator)
+    y = torch.sign(noise)
+    weights = torch.rand(m)
+    count = torch.full((m, n), 0.45 * ROUNDS)
     powers = 2 ** torch.arange(8, dtype=torch.uint8)
 
     def pack() -> Tensor:
-        return ((x[: x.numel() // 8 * 8] > 0).view(-1, 8) * powers).sum(1, dtype=torch.uint8)
+        whole_bytes = x[: n // 8 * 8]
+        bits = (whole_bytes > 0).view(-1, 8)
+        return (bits * powers).sum(1, dtype=torch.uint8)
+
+    def majority() -> Tensor:
+        return torch.sign(y.sum(0))
 
     def pooled() -> Tensor:
-        decision = torch.sign((weights[:, None] * y).sum(0))
+        tally = (weights[:, None] * y).sum(0)
+        decision = torch.sign(tally)
         return (y != decision).sum(1)
 
     def per_coordinate() -> None:
         p = count / ROUNDS
-        decision = torch.sign((torch.log((1 - p) / p).clamp(-10, 10) * y).sum(0))
-        count.add_(y != decision).clamp_(1, ROUNDS - 1)
+        llr = torch.log((1 - p) / p)
+        llr = llr.clamp(-10, 10)
+        tally = (llr * y).sum(0)
+        decision = torch.sign(tally)
+        count.add_(y != decision)
+        count.clamp_(1, ROUNDS - 1)
 
     return {
         "pack": pack,
-        "majority": lambda: torch.sign(y.sum(0)),
+        "majority": majority,
         "pooled": pooled,
         "it-signsgd": per_coordinate,
         "pairwise agreement": lambda: y @ y.T,
@@ -192,40 +259,79 @@ def _textbook(x: Tensor, m: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def _print(timings: list[Timing], n: int) -> None:
-    console = Console()
+def _print_times(timings: list[Timing], n: int) -> None:
     table = Table(title=f"Time in copies of the float32 vector, N = {n:,}", caption="lower is better")
-    headings = ("kernel", "M", "threads", "ns per coordinate", "copies", "target", "textbook torch")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "kernel" else "right")
-    for t in timings:
-        if t.coordinates == n:
-            limits = ("" if v is None else f"{v:.4g}" for v in (t.target, t.textbook_copies))
-            per = f"{t.seconds / t.coordinates * 1e9:.3f}"
-            table.add_row(t.kernel, str(t.workers), str(t.threads), per, f"{t.copies:.2f}", *limits)
-    console.print(table)
-    sizes = sorted({t.coordinates for t in timings})
-    if len(sizes) > 1:
-        growth = Table(title="Nanoseconds per coordinate as N grows (one thread)")
-        for heading in ("kernel", *(f"N = {size:,}" for size in sizes)):
-            growth.add_column(heading, justify="left" if heading == "kernel" else "right")
-        one = {
-            (t.kernel, t.coordinates): t
-            for t in reversed(timings)
-            if t.threads == 1 and t.workers == timings[0].workers
-        }
-        for name in dict.fromkeys(t.kernel for t in timings):
-            row = (one[name, size].seconds / size * 1e9 for size in sizes if (name, size) in one)
-            growth.add_row(name, *(f"{value:.3f}" for value in row))
-        console.print(growth)
+    for heading in ("kernel", "M", "threads", "ns per coordinate", "copies", "target", "textbook torch"):
+        _add_column(table, heading)
+    for timing in timings:
+        if timing.coordinates == n:
+            table.add_row(
+                timing.kernel,
+                str(timing.workers),
+                str(timing.threads),
+                _nanoseconds(timing),
+                f"{timing.copies:.2f}",
+                _number_or_nothing(timing.target),
+                _number_or_nothing(timing.textbook_copies),
+            )
+    Console().print(table)
+
+
+def _print_growth(timings: list[Timing]) -> None:
+    """Print how times grow with N: a row for each kernel, with one thread and the first number of workers."""
+    workers = timings[0].workers
+    rows: dict[str, dict[int, str]] = {}
+    for timing in timings:
+        if timing.threads == 1 and timing.workers == workers:
+            row = rows.setdefault(timing.kernel, {})
+            row.setdefault(timing.coordinates, _nanoseconds(timing))
+    sizes = sorted({timing.coordinates for timing in timings})
+    if len(sizes) < 2:
+        return
+    table = Table(title="Nanoseconds per coordinate as N grows (one thread)")
+    _add_column(table, "kernel")
+    for size in sizes:
+        _add_column(table, f"N = {size:,}")
+    for kernel, row in rows.items():
+        times = [row[size] for size in sizes if size in row]
+        table.add_row(kernel, *times)
+    Console().print(table)
+
+
+def _add_column(table: Table, heading: str) -> None:
+    table.add_column(heading, justify="left" if heading == "kernel" else "right")
+
+
+def _nanoseconds(timing: Timing) -> str:
+    per_coordinate = timing.seconds / timing.coordinates * 1e9
+    return f"{per_coordinate:.3f}"
+
+
+def _number_or_nothing(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _write(timings: list[Timing], out: Path) -> None:
+    report = {
+        "machine": {"processor": _processor(), "cores": os.cpu_count()},
+        "versions": {
+            "signvote": __version__,
+            "torch": torch.__version__,
+            "numba": version("numba"),
+        },
+        "timings": [asdict(timing) for timing in timings],
+    }
+    text = json.dumps(report, indent=1)
+    write_atomically(out, text.encode())
 
 
 def _processor() -> str:
-    """The processor's name, where the system tells."""
+    """The name of the processor, if the system shows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

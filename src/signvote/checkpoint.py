@@ -1,6 +1,6 @@
-"""State dicts on disk: safetensors, no pickle, written so that a crash never costs the previous file.
+"""State dicts on disk, as safetensors and without pickle. A crash never destroys the previous file.
 
-The tensors of a (nested) state go into the file as they are; everything else is JSON in its header.
+The tensors of a (nested) state become tensors of the file. Everything else is JSON in its header.
 """
 
 from __future__ import annotations
@@ -24,34 +24,41 @@ REFERENCE = "tensor:"
 
 
 def save(path: str | os.PathLike[str], state: State) -> None:
-    """Write a state; until the new file is complete and on disk, the old one stays.
+    """Write a state. The old file stays until the new one is complete and on disk.
 
     Raises StateError for a value that is no tensor, number, string, boolean, None, list or dict.
     """
     tensors: dict[str, Tensor] = {}
-    header = json.dumps(_without_tensors(state, "state", tensors))
-    write_atomically(Path(path), to_safetensors(tensors, metadata={HEADER: header}))
+    plain = _without_tensors(state, "state", tensors)
+    metadata = {HEADER: json.dumps(plain)}
+    content = to_safetensors(tensors, metadata=metadata)
+    write_atomically(Path(path), content)
 
 
 def load(path: str | os.PathLike[str]) -> State:
-    """Read what `save` wrote."""
+    """Read a state that `save` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {})[HEADER]
+            metadata = file.metadata() or {}
+            plain = json.loads(metadata[HEADER])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        state: State = _with_tensors(json.loads(header), tensors)
+        state: State = _with_tensors(plain, tensors)
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise StateError(f"{path} is cut short or no signvote checkpoint ({error})") from error
     return state
 
 
 def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value with each tensor replaced by a reference to its place in `tensors`."""
+    """The value with each tensor moved to `tensors` and replaced by a reference."""
     if isinstance(value, Tensor):
-        tensors[name] = value.detach().cpu().contiguous().clone()
+        on_cpu = value.detach().cpu()
+        tensors[name] = on_cpu.contiguous().clone()
         return REFERENCE + name
     if isinstance(value, dict):
-        return {key: _without_tensors(item, f"{name}.{key}", tensors) for key, item in value.items()}
+        plain = {}
+        for key, item in value.items():
+            plain[key] = _without_tensors(item, f"{name}.{key}", tensors)
+        return plain
     if isinstance(value, list):
         return [_without_tensors(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
     if isinstance(value, str) and value.startswith(REFERENCE):
@@ -62,6 +69,7 @@ def _without_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `_without_tensors`."""
     if isinstance(value, dict):
         return {key: _with_tensors(item, tensors) for key, item in value.items()}
     if isinstance(value, list):

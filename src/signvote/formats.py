@@ -1,4 +1,4 @@
-"""Formats of what is kept: states and results of an earlier signvote are upgraded, those of a later one refused."""
+"""Versions of stored formats: states and results of an older signvote are upgraded, those of a newer one refused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from typing import Any
 
 from signvote.errors import StateError
 
-Kept = dict[str, Any]
-Upgrade = Callable[[Kept], Kept]
+Stored = dict[str, Any]
+Upgrade = Callable[[Stored], Stored]
 
 
 def upgraded(
-    kept: Kept, what: str, newest: int, upgrades: Mapping[int, Upgrade] | None = None, *, key: str = "version"
-) -> Kept:
-    """The same in the newest format, one step at a time; what was given stays as it is.
+    stored: Stored,
+    what: str,
+    newest: int,
+    upgrades: Mapping[int, Upgrade] | None = None,
+    *,
+    key: str = "version",
+) -> Stored:
+    """A copy in the newest format, upgraded one step at a time.
 
     Args:
-        kept: what was read.
-        what: its name, for people.
-        newest: the format written today.
-        upgrades: format -> what makes it the next one; a format without one has nothing to change.
-        key: under which the format's number stands.
+        stored: a state or result in any format.
+        what: its name, for error messages.
+        newest: the current format.
+        upgrades: format -> function that returns the next format. A format without one needs no change.
+        key: name of the entry with the number of the format.
 
     >>> old = {"version": 1, "metres": 2}
     >>> upgraded(old, "the map", 2, {1: lambda map: {"feet": 3.28 * map["metres"]}})
@@ -32,7 +37,7 @@ def upgraded(
     signvote.errors.StateError: the map: format 3 is a later signvote's; this one reads up to 2: install a later ...
 
     """
-    found = kept.get(key)
+    found = stored.get(key)
     if not isinstance(found, int) or found < 1:
         raise StateError(f"{what}: {key} is {found!r}, which signvote never wrote")
     if found > newest:
@@ -40,13 +45,16 @@ def upgraded(
             f"{what}: format {found} is a later signvote's; this one reads up to {newest}: "
             "install a later one (pip install --upgrade signvote)"
         )
-    for step in range(found, newest):
-        kept = (upgrades or {}).get(step, dict)(kept)
-    return {**kept, key: newest}
+    upgrades = upgrades or {}
+    for number in range(found, newest):
+        upgrade = upgrades.get(number, dict)
+        stored = upgrade(stored)
+    return {**stored, key: newest}
 
 
-def check_state(state: Kept, **wanted: object) -> None:
-    """Raise unless the state has these values, naming both."""
-    for what, value in wanted.items():
-        if state.get(what) != value:
-            raise StateError(f"state has {what} {state.get(what)!r}; wanted {value!r}")
+def check_state(state: Stored, **wanted: object) -> None:
+    """Raise an error that names both values unless the state has the wanted ones."""
+    for key, value in wanted.items():
+        found = state.get(key)
+        if found != value:
+            raise StateError(f"state has {key} {found!r}; wanted {value!r}")

@@ -1,9 +1,9 @@
-"""Where a run computes, and how exactly: the settings of torch that decide whether it can be repeated.
+"""The device and the precision of a run: the torch settings that make it reproducible.
 
-On the CPU gradients take one thread: how torch splits a convolution's sums among threads changes their
-last bits, and a run must not depend on how many cores there are. On a GPU all sums of ours have a fixed
-order and cuDNN is told to choose algorithms that have one, so a run repeats bit for bit on the same kind
-of GPU with the same versions.
+On a CPU, gradients use one thread. The way in which torch splits a convolution's sums among threads changes
+their last bits, and a run must not depend on the number of cores. On a GPU, signvote's sums have a fixed order
+and cuDNN must choose deterministic algorithms, so a run repeats bit for bit on the same kind of GPU with the
+same versions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 def versions() -> dict[str, str]:
-    """What computes here."""
-    return {"signvote": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    """The versions of signvote, torch and Python."""
+    return {
+        "signvote": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +38,11 @@ class Machine:
 
     Args:
         device: "cpu", "cuda" or "cuda:1".
-        precision: of products on a GPU; sums, parameters and what is voted on stay float32. "float32":
-            exact. "tf32": inputs rounded to 11 bits, PyTorch's default for convolutions, and so the
-            authors'. "bf16": activations, too, kept in 8 bits.
-        together: all workers' gradients in one pass, votes not written as bytes; None: on a GPU.
+        precision: precision of products on a GPU; sums, parameters and voted signals stay float32.
+            "float32": exact. "tf32": inputs rounded to 11 bits, the default of PyTorch for convolutions and
+            so of the authors. "bf16": activations rounded to 8 bits as well.
+        together: compute all workers' gradients in one pass, without writing ballots as bytes. Default: on a
+            GPU only.
 
     """
 
@@ -54,49 +59,65 @@ class Machine:
         if kind not in ("cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; it must be cpu, cuda or cuda:NUMBER")
         if kind == "cuda":
-            count = torch.cuda.device_count()
-            if (self.torch_device.index or 0) >= count:
-                has = f"has {count} GPUs" if count else "finds no GPU here"
-                raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
-            if self.precision == "bf16" and torch.cuda.get_device_capability(self.torch_device) < (8, 0):
-                name = torch.cuda.get_device_name(self.torch_device)
-                raise ConfigError(f"precision is 'bf16'; {name} is too old for it, take float32 or tf32")
+            self._check_gpu()
+
+    def _check_gpu(self) -> None:
+        device = self.torch_device
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            has = f"has {count} GPUs" if count else "finds no GPU here"
+            raise ConfigError(f"device is {self.device!r}; this PyTorch, {torch.__version__}, {has}")
+        if self.precision == "bf16":
+            self._check_bf16()
+
+    def _check_bf16(self) -> None:
+        """Not called for other precisions, because it initializes CUDA."""
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        if capability < (8, 0):
+            name = torch.cuda.get_device_name(self.torch_device)
+            raise ConfigError(f"precision is 'bf16'; {name} is too old for it, use float32 or tf32")
 
     @property
     def torch_device(self) -> torch.device:
-        """As torch has it."""
+        """The device as a torch object."""
         return torch.device(self.device)
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is a GPU."""
+        """Whether the device is a GPU."""
         return self.torch_device.type == "cuda"
 
     @property
     def is_together(self) -> bool:
-        """Whether all workers compute in one pass, where the model allows it."""
+        """Whether all workers compute in one pass, if the model allows it."""
         return self.on_gpu if self.together is None else self.together
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations."""
-        return torch.bfloat16 if self.on_gpu and self.precision == "bf16" else torch.float32
+        """The type of activations."""
+        halved = self.on_gpu and self.precision == "bf16"
+        return torch.bfloat16 if halved else torch.float32
 
     def named(self) -> dict[str, str]:
-        """What a result says of it."""
+        """The device and the precision as results show them."""
         if not self.on_gpu:
             return {"device": "cpu", "precision": "float32"}
-        return {"device": torch.cuda.get_device_name(self.torch_device), "precision": self.precision}
+        name = torch.cuda.get_device_name(self.torch_device)
+        return {"device": name, "precision": self.precision}
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Set torch up, and back again afterwards."""
-        threads, products = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        """Set up torch for the run and restore its settings afterwards."""
+        threads = torch.get_num_threads()
+        products = torch.get_float32_matmul_precision()
         rounded = self.precision != "float32"
         torch.set_num_threads(1)
         torch.set_float32_matmul_precision("high" if rounded else "highest")
         convolutions = torch.backends.cudnn.flags(
-            enabled=True, benchmark=False, deterministic=True, allow_tf32=rounded
+            enabled=True,
+            benchmark=False,
+            deterministic=True,
+            allow_tf32=rounded,
         )
         try:
             with convolutions:

@@ -1,4 +1,4 @@
-"""Who takes part: batch sizes, data, presence. Everything is a pure function of seed, worker and round."""
+"""The workers of a run: batch sizes, data, presence. Everything is a pure function of seed, worker and round."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from torch import Tensor
 
 from signvote.errors import ConfigError
 
-SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> workers of 15 with a small batch
+SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> how many of 15 workers have a small batch
 SMALL_BATCH = 4
+FOREVER = 2**62  # a round that no run reaches
+MAX_SEED = 2**63 - 1
+
+Absence = tuple[int, int, int]  # worker, first round, last round
 
 
 def mode_batch_sizes(mode: int, workers: int = 15, total: int = 960) -> list[int]:
-    """The paper's batch modes for any number of workers and samples a round; small workers first.
+    """The batch sizes of one of the paper's modes, scaled to any number of workers and samples per round.
+
+    Workers with small batches come first.
 
     >>> mode_batch_sizes(4)[-2:], sum(mode_batch_sizes(3))
     ([4, 904], 960)
@@ -25,48 +31,61 @@ def mode_batch_sizes(mode: int, workers: int = 15, total: int = 960) -> list[int
         raise ConfigError(f"mode is {mode}; it must be 1, 2, 3 or 4")
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be 1 or more")
-    small = min(workers - 1, round(SMALL[mode] * workers / 15))
-    each, rest = divmod(total - small * SMALL_BATCH, workers - small)
+    scaled = round(SMALL[mode] * workers / 15)
+    small = min(scaled, workers - 1)
+    large = workers - small
+    samples = total - small * SMALL_BATCH
+    each, rest = divmod(samples, large)
     if each < 1:
         raise ConfigError(f"{total} samples a round are too few for {workers} workers in mode {mode}")
-    return [SMALL_BATCH] * small + [each + (i < rest) for i in range(workers - small)]
+    small_batches = [SMALL_BATCH] * small
+    large_batches = [each + (i < rest) for i in range(large)]
+    return small_batches + large_batches
 
 
 def generator(*parts: int) -> torch.Generator:
     """A generator that depends on these numbers and nothing else."""
-    entropy = [len(parts), *parts]  # the length, because trailing zeros alone do not count
-    seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
-    return torch.Generator().manual_seed(seed & (2**63 - 1))
+    entropy = [len(parts), *parts]  # the length, because SeedSequence ignores trailing zeros
+    sequence = np.random.SeedSequence(entropy)
+    state = sequence.generate_state(1, np.uint64)
+    seed = int(state[0]) & MAX_SEED
+    return torch.Generator().manual_seed(seed)
 
 
 def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
-    """Which samples each worker owns.
+    """The samples that each worker owns.
 
     Args:
-        labels: of the training data.
-        workers: how many share it.
-        seed: of the run.
-        how: "shared": all have everything, as in the paper. "iid": equal random parts. "dirichlet:A":
-            each label's samples dealt out by a Dirichlet(A) draw. "labels:K": K labels per worker.
+        labels: labels of the training data.
+        workers: number of workers.
+        seed: seed of the run.
+        how: "shared": every worker owns all data, as in the paper. "iid": equal random parts. "dirichlet:A":
+            a Dirichlet(A) draw divides the samples of each label. "labels:K": K labels per worker.
 
     """
     kind, _, value = how.partition(":")
     if kind == "shared" and not value:
-        return [torch.arange(len(labels))] * workers
-    order = torch.randperm(len(labels), generator=generator(seed, 1))
+        everything = torch.arange(len(labels))
+        return [everything] * workers
+    draws = generator(seed, 1)
+    shuffled = torch.randperm(len(labels), generator=draws)
     if kind == "iid" and not value:
-        parts = [order[m::workers] for m in range(workers)]
+        parts = [shuffled[m::workers] for m in range(workers)]
     elif kind == "dirichlet":
-        parts = _dealt(labels, order, _dirichlet(labels, workers, _number(how, value), seed))
+        alpha = _number(how, value)
+        shares = _dirichlet(labels, workers, alpha, seed)
+        parts = _divided(labels, shuffled, shares)
     elif kind == "labels":
-        parts = _dealt(labels, order, _few_labels(labels, workers, int(_number(how, value))))
+        k = int(_number(how, value))
+        shares = _few_labels(labels, workers, k)
+        parts = _divided(labels, shuffled, shares)
     else:
         raise ConfigError(f"split is {how!r}; it must be shared, iid, dirichlet:A or labels:K")
-    empty = [m for m, part in enumerate(parts) if not len(part)]
-    if empty:
-        raise ConfigError(
-            f"split {how!r} leaves worker {empty[0]} without a sample; use fewer workers or another split"
-        )
+    for m, part in enumerate(parts):
+        if not len(part):
+            raise ConfigError(
+                f"split {how!r} leaves worker {m} without a sample; use fewer workers or another split"
+            )
     return parts
 
 
@@ -81,88 +100,117 @@ def _number(how: str, value: str) -> float:
 
 
 def _dirichlet(labels: Tensor, workers: int, alpha: float, seed: int) -> Tensor:
-    """Shares (labels, workers) that each sum to 1."""
+    """Shares (labels, workers): each row sums to 1."""
     rng = np.random.default_rng([seed, 2])
-    return torch.from_numpy(rng.dirichlet([alpha] * workers, size=int(labels.max()) + 1))
+    kinds = int(labels.max()) + 1
+    shares = rng.dirichlet([alpha] * workers, size=kinds)
+    return torch.from_numpy(shares)
 
 
 def _few_labels(labels: Tensor, workers: int, k: int) -> Tensor:
-    """Shares such that worker m has labels m k, m k + 1, ... in turn, shared equally by those who do."""
+    """Shares (labels, workers): worker m has labels m k, m k + 1, ..., and equal shares with other owners."""
     kinds = int(labels.max()) + 1
-    has = torch.zeros(kinds, workers, dtype=torch.float64)
+    owns = torch.zeros(kinds, workers, dtype=torch.float64)
     for m in range(workers):
-        has[[(m * k + i) % kinds for i in range(min(k, kinds))], m] = 1
-    return has / has.sum(1, keepdim=True).clamp_min(1)
+        for i in range(min(k, kinds)):
+            label = (m * k + i) % kinds
+            owns[label, m] = 1
+    owners = owns.sum(1, keepdim=True)
+    return owns / owners.clamp_min(1)
 
 
-def _dealt(labels: Tensor, order: Tensor, shares: Tensor) -> list[Tensor]:
-    """Each label's samples, in `order`, cut by that label's shares."""
-    parts: list[list[Tensor]] = [[] for _ in range(shares.shape[1])]
+def _divided(labels: Tensor, shuffled: Tensor, shares: Tensor) -> list[Tensor]:
+    """The samples of each worker: the shuffled samples of each label, cut by the shares of that label."""
+    workers = shares.shape[1]
+    parts: list[list[Tensor]] = [[] for _ in range(workers)]
+    shuffled_labels = labels[shuffled]
     for label, share in enumerate(shares):
-        own = order[labels[order] == label]
-        ends = (share.cumsum(0) * len(own)).round().long().tolist()
-        for m, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            parts[m].append(own[start:end])
+        samples = shuffled[shuffled_labels == label]
+        ends = share.cumsum(0) * len(samples)
+        ends = ends.round().long()
+        start = 0
+        for part, end in zip(parts, ends.tolist(), strict=True):
+            part.append(samples[start:end])
+            start = end
     return [torch.cat(part) for part in parts]
 
 
 class Sampler:
-    """Each worker's batches: its own samples in a random order, a new order for each pass over them.
+    """The batches of each worker: its own samples, shuffled again for each epoch.
 
-    Batch t of a worker is a pure function of (seed, worker, t), so a resumed run draws what the
-    uninterrupted one would.
+    Batch t of a worker is a pure function of (seed, worker, t), so a resumed run draws the same batches as an
+    uninterrupted one.
     """
 
     def __init__(self, parts: Sequence[Tensor], batch_sizes: Sequence[int], seed: int) -> None:
         for m, (part, size) in enumerate(zip(parts, batch_sizes, strict=True)):
             if not 1 <= size <= len(part):
                 raise ConfigError(
-                    f"worker {m} has a batch size of {size}; it must lie in 1..{len(part)}, the samples it owns"
+                    f"worker {m} has a batch size of {size};"
+                    f" it must lie in 1..{len(part)}, the samples it owns"
                 )
-        self.parts, self.batch_sizes, self.seed = parts, batch_sizes, seed
-        self._order = lru_cache(maxsize=2 * len(parts))(self._shuffled)
+        self.parts = parts
+        self.batch_sizes = batch_sizes
+        self.seed = seed
+        cache = lru_cache(maxsize=2 * len(parts))
+        self._epoch = cache(self._shuffled)
 
     def batch(self, worker: int, t: int) -> Tensor:
-        """Indices of the samples of a worker's batch number t, from 0."""
-        size, owned = self.batch_sizes[worker], len(self.parts[worker])
-        epoch, start = divmod(t * size, owned)
-        indices = self._order(worker, epoch)[start : start + size]
-        if len(indices) < size:
-            indices = torch.cat([indices, self._order(worker, epoch + 1)[: size - len(indices)]])
+        """Indices of the samples in a worker's batch number t, counted from 0."""
+        size = self.batch_sizes[worker]
+        samples = len(self.parts[worker])
+        epoch, start = divmod(t * size, samples)
+        shuffled = self._epoch(worker, epoch)
+        indices = shuffled[start : start + size]
+        missing = size - len(indices)
+        if missing:
+            following = self._epoch(worker, epoch + 1)
+            indices = torch.cat([indices, following[:missing]])
         return indices
 
     def _shuffled(self, worker: int, epoch: int) -> Tensor:
         part = self.parts[worker]
-        return part[torch.randperm(len(part), generator=generator(self.seed, 3, worker, epoch))]
+        draws = generator(self.seed, 3, worker, epoch)
+        shuffled = torch.randperm(len(part), generator=draws)
+        return part[shuffled]
 
 
-def parse_absences(texts: Sequence[str], workers: int) -> list[tuple[int, int, int]]:
-    """`WORKER:FROM:TO` -> (worker, from, to), both rounds included; TO may be left out: for good.
+def parse_absences(texts: Sequence[str], workers: int) -> list[Absence]:
+    """Read each `WORKER:FROM[:TO]` as (worker, from, to). Both rounds are included.
 
-    A worker that joins late is absent from 1; one that leaves and returns, in between.
+    Without TO, the worker does not return. A worker that joins late is absent from round 1.
     """
-    found = []
-    for text in texts:
-        try:
-            numbers = [int(part) for part in text.split(":")]
-        except ValueError:
-            numbers = []
-        if len(numbers) == 2:
-            numbers.append(2**62)
-        if len(numbers) != 3 or not 0 <= numbers[0] < workers or numbers[1] > numbers[2]:
-            raise ConfigError(
-                f"absent is {text!r}; wanted WORKER:FROM[:TO] with a worker in 0..{workers - 1} and FROM <= TO"
-            )
-        found.append((numbers[0], numbers[1], numbers[2]))
-    return found
+    return [_parse_absence(text, workers) for text in texts]
+
+
+def _parse_absence(text: str, workers: int) -> Absence:
+    wrong = ConfigError(
+        f"absent is {text!r}; wanted WORKER:FROM[:TO] with a worker in 0..{workers - 1} and FROM <= TO"
+    )
+    try:
+        numbers = [int(part) for part in text.split(":")]
+        worker, first, *rest = numbers
+    except ValueError:
+        raise wrong from None
+    last = rest[0] if rest else FOREVER
+    if len(rest) > 1 or first > last:
+        raise wrong
+    if not 0 <= worker < workers:
+        raise wrong
+    return worker, first, last
 
 
 def present(
-    round: int, workers: int, miss: float, absences: Sequence[tuple[int, int, int]], seed: int
+    round: int,
+    workers: int,
+    miss: float,
+    absences: Sequence[Absence],
+    seed: int,
 ) -> list[int]:
-    """Who votes in a round: those not away, each of whom misses it with probability `miss`."""
+    """The workers that vote in a round: not absent, and each misses it with probability `miss`."""
     away = {worker for worker, first, last in absences if first <= round <= last}
     if miss:
-        misses = torch.rand(workers, generator=generator(seed, 4, round)) < miss
+        draws = generator(seed, 4, round)
+        misses = torch.rand(workers, generator=draws) < miss
         away |= {m for m in range(workers) if misses[m]}
     return [m for m in range(workers) if m not in away]

@@ -1,4 +1,4 @@
-"""Trackers: whoever wants to hear of a run while it trains. TensorBoard is one; your own is three methods."""
+"""Trackers receive the measurements of a run while it trains. TensorBoard is one; your own needs three methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from signvote.sim.run import Run
 
 
 class Tracker(Protocol):
-    """Told of a run in plain values; `train(..., trackers=[...])` calls it in this order.
+    """Receives plain values. `train(..., trackers=[...])` calls the methods in this order.
 
     >>> class Printer:
     ...     def start(self, config, round):
@@ -29,28 +29,39 @@ class Tracker(Protocol):
     """
 
     def start(self, config: dict[str, Any], round: int) -> None:
-        """Before the first round, or when a run goes on: its configuration, and how many rounds are done."""
+        """Called before the first round and when a run resumes.
 
-    def log(self, round: int, scalars: dict[str, float], trust: dict[str, list[float]]) -> None:
-        """At every evaluation.
+        Args:
+            config: the configuration of the run.
+            round: rounds done.
+
+        """
+
+    def log(
+        self,
+        round: int,
+        scalars: dict[str, float],
+        trust: dict[str, list[float]],
+    ) -> None:
+        """Called after every evaluation.
 
         Args:
             round: rounds done.
             scalars: accuracy, loss, voters of the round; bytes_up, bytes_down and seconds since the start.
-            trust: a number per worker, NaN if it is not known: "weight" in the next vote, "crossover": the share
-                of its votes that this round's decision overruled. Empty where nothing was decided by a rule.
+            trust: a number per worker, NaN if unknown. "weight": in the next vote. "crossover": the share of the
+                worker's votes that this round's decision overruled. Empty if no rule made a decision.
 
         """
 
     def finish(self, result: dict[str, Any]) -> None:
-        """At the end, or after Ctrl-C: what result.json holds."""
+        """Called at the end and after Ctrl-C, with the content of result.json."""
 
 
 class TensorBoard:
-    """Writes event files: scalars, and what is learnt about the workers as histograms.
+    """Writes event files: scalars, and the trust in workers as histograms.
 
     Args:
-        folder: of the run; `tensorboard --logdir` of it, or of a folder above, shows them.
+        folder: folder of the run. `tensorboard --logdir` of it, or of a folder above it, shows the files.
 
     """
 
@@ -61,28 +72,40 @@ class TensorBoard:
 
     @classmethod
     def checked(cls) -> type[TensorBoard]:
-        """The class; an error where TensorBoard is not installed."""
+        """This class, or an error if TensorBoard is not installed."""
         if find_spec("tensorboard") is None:
             raise ConfigError("TensorBoard is not installed: pip install 'signvote[tensorboard]'")
         return cls
 
     def start(self, config: dict[str, Any], round: int) -> None:
-        """See Tracker; what was written after the round from which a run goes on is not shown."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second: only who writes waits for it
+        """See Tracker. Entries of rounds that a resumed run repeats are not shown."""
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        self.writer = SummaryWriter(str(self.folder), purge_step=round + 1 if round else None)
-        self.writer.add_text("config", "\n".join(f"    {key}: {value}" for key, value in config.items()))
+        repeated = round + 1 if round else None
+        self.writer = SummaryWriter(str(self.folder), purge_step=repeated)
+        lines = [f"    {key}: {value}" for key, value in config.items()]
+        self.writer.add_text("config", "\n".join(lines))
 
-    def log(self, round: int, scalars: dict[str, float], trust: dict[str, list[float]]) -> None:
+    def log(
+        self,
+        round: int,
+        scalars: dict[str, float],
+        trust: dict[str, list[float]],
+    ) -> None:
         """See Tracker."""
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, round)
         for name, values in trust.items():
-            known = {worker: value for worker, value in enumerate(values) if math.isfinite(value)}
-            if known:
-                self.writer.add_histogram(f"trust/{name}", np.array(list(known.values())), round)
-            for worker, value in known.items():
+            self._log_trust(round, name, values)
+
+    def _log_trust(self, round: int, name: str, values: list[float]) -> None:
+        known = []
+        for worker, value in enumerate(values):
+            if math.isfinite(value):
+                known.append(value)
                 self.writer.add_scalar(f"{name}/worker {worker}", value, round)
+        if known:
+            self.writer.add_histogram(f"trust/{name}", np.array(known), round)
 
     def finish(self, result: dict[str, Any]) -> None:
         """See Tracker."""
@@ -90,34 +113,45 @@ class TensorBoard:
 
 
 class Telling:
-    """Tells trackers what is new in a run's history."""
+    """Passes new entries of a run's history to trackers."""
 
     def __init__(self, run: Run, trackers: Sequence[Tracker]) -> None:
-        self.run, self.trackers = run, trackers
+        self.run = run
+        self.trackers = trackers
         for tracker in trackers:
             tracker.start(run.config.as_dict(), run.round)
         self.told = len(run.history["evaluations"]["round"])
 
     def tell(self) -> None:
-        """All evaluations since the last time: after the first round there are two, that of round 0 included."""
-        measured = self.run.history["evaluations"]
-        for i in range(self.told, len(measured["round"])):
-            round, scalars = measured["round"][i], {name: measured[name][i] for name in ("accuracy", "loss")}
+        """Pass on all evaluations since the last call. The first round has two: round 0 is evaluated too."""
+        rounds = self.run.history["evaluations"]["round"]
+        for i in range(self.told, len(rounds)):
+            round = rounds[i]
             for tracker in self.trackers:
-                tracker.log(round, scalars | self._sums(round), self._trust(round))
-        self.told = len(measured["round"])
+                tracker.log(round, self._scalars(i), self._trust(round))
+        self.told = len(rounds)
 
     def finish(self, result: dict[str, Any]) -> None:
-        """The run is over."""
+        """Pass on the result of the run."""
         for tracker in self.trackers:
             tracker.finish(result)
 
-    def _sums(self, round: int) -> dict[str, float]:
+    def _scalars(self, i: int) -> dict[str, float]:
         self.run.settle()
-        history, seconds = self.run.history, self.run.seconds["total"]
-        sent = {name: sum(history[name][:round]) for name in ("bytes_up", "bytes_down")}
-        voters = {"voters": history["voters"][round - 1]} if round else {}
-        return {**voters, **sent, "seconds": seconds if round else 0.0}
+        history = self.run.history
+        evaluations = history["evaluations"]
+        round = evaluations["round"][i]
+        scalars = {
+            "accuracy": evaluations["accuracy"][i],
+            "loss": evaluations["loss"][i],
+            "bytes_up": sum(history["bytes_up"][:round]),
+            "bytes_down": sum(history["bytes_down"][:round]),
+            "seconds": 0.0,
+        }
+        if round:
+            scalars["voters"] = history["voters"][round - 1]
+            scalars["seconds"] = self.run.seconds["total"]
+        return scalars
 
     def _trust(self, round: int) -> dict[str, list[float]]:
         trust = self.run.history["trust"]
@@ -125,6 +159,10 @@ class Telling:
             return {}
         i = trust["round"].index(round)
         return {
-            name: [math.nan if value is None else value for value in trust[name][i]]
-            for name in ("weight", "crossover")
+            "weight": _with_nan(trust["weight"][i]),
+            "crossover": _with_nan(trust["crossover"][i]),
         }
+
+
+def _with_nan(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else value for value in values]

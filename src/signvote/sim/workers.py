@@ -21,8 +21,9 @@ from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.core.vote import Votes
 from signvote.kernels import Planes, words_for
+from signvote.settings import FLOATS
 from signvote.sim.attacks import Hostility, stacked
-from signvote.sim.config import FLOATS, Config
+from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.sim.phases import Phases
 from signvote.sim.population import Sampler

@@ -1,11 +1,11 @@
-"""What votes are measured against: whole gradients, 32 bits each, that no rule of one bit gets to see.
+"""Yardsticks: aggregates of whole gradients, 32 bits per coordinate, to compare one-bit rules with.
 
-    oracle    the sign of the mean gradient of all samples; nobody attacks it
-    sgd       that mean itself, which one attacker can turn
-    median    the middle of the workers' gradients in each coordinate, which fewer than half cannot
+    oracle    the sign of the mean gradient of all samples, without attackers
+    sgd       that mean itself; one attacker can turn it
+    median    the median of the workers' gradients in each coordinate; it takes half of the workers to turn it
 
-An attacker of sgd or median sends its own magnitudes with the signs of its attack, so all are up against
-the same one. It could do worse: a float can be scaled.
+An attacker of sgd or median sends its own magnitudes with the signs of its attack, so every yardstick and rule
+faces the same attack. A real attacker could do more: it could scale its floats.
 """
 
 from __future__ import annotations
@@ -18,30 +18,41 @@ from signvote.core.vote import Votes
 
 
 def messages(signals: Tensor, votes: Votes) -> tuple[Tensor, tuple[int, ...]]:
-    """What workers send, (workers, N), those left out that are not finite; and their batch sizes.
+    """The gradients that workers send, (workers, N), and their batch sizes. Absent workers have no row.
 
     Args:
-        signals: what each worker would send, a row for each voter.
-        votes: the signs that are sent.
+        signals: the gradient that each worker would send if it were honest, one row per voter.
+        votes: the signs that workers do send.
 
     """
-    sent = signals.abs() * unpack_signs(votes.planes, votes.n)
+    magnitudes = signals.abs()
+    sent = magnitudes * unpack_signs(votes.planes, votes.n)
     if votes.present is None:
         return sent, votes.batch_sizes
     rows = votes.present.nonzero()[:, 0].tolist()
-    return sent[rows], tuple(votes.batch_sizes[i] for i in rows)
+    sizes = tuple(votes.batch_sizes[row] for row in rows)
+    return sent[rows], sizes
 
 
 def mean(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
-    """Of all samples: weighted with the batch sizes declared."""
-    shares = torch.tensor(batch_sizes, dtype=sent.dtype, device=sent.device)
-    return (sent * (shares / shares.sum())[:, None]).sum(0)
+    """The mean over all samples: each worker counts by its declared batch size."""
+    sizes = torch.tensor(
+        batch_sizes,
+        dtype=sent.dtype,
+        device=sent.device,
+    )
+    shares = sizes / sizes.sum()
+    weighted = sent * shares[:, None]
+    return weighted.sum(0)
 
 
 def median(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
-    """Of the workers, in each coordinate; the mean of the middle two if their number is even."""
-    ordered, m = sent.sort(0).values, len(sent)
-    return (ordered[(m - 1) // 2] + ordered[m // 2]) / 2
+    """The median of the workers in each coordinate; the mean of the middle two if their number is even."""
+    ordered = sent.sort(0).values
+    last = len(sent) - 1
+    lower = ordered[last // 2]
+    upper = ordered[(last + 1) // 2]
+    return (lower + upper) / 2
 
 
 AGGREGATES = {"sgd": mean, "median": median}

@@ -1,4 +1,4 @@
-"""Fetch the official files of a data set, and check those that are there."""
+"""Download the official files of a data set and check them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -27,10 +27,11 @@ from signvote.tasks.files import (
     IDX_TEST,
     IDX_TRAIN,
     find,
+    md5,
     read_bytes,
 )
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all (0: not known)
+Progress = Callable[[str, int, int], None]  # file, bytes so far, total bytes (0: unknown)
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -41,11 +42,11 @@ TIMEOUT_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file as it must be, unpacked."""
+    """The expected form of an unpacked file."""
 
-    name: str  # below the data folder
+    name: str  # relative to the data folder
     size: int
-    md5: str | None = None  # where one is published
+    md5: str | None = None  # if one is published
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,15 +58,26 @@ class Source:
     files: tuple[File, ...]
 
 
-def _idx_sources(task: str, url: str, packed: tuple[str, ...], plain: tuple[str | None, ...]) -> list[Source]:
+def _idx_sources(
+    task: str,
+    url: str,
+    packed: tuple[str, ...],
+    plain: tuple[str | None, ...],
+) -> list[Source]:
     """The four IDX files of MNIST or a look-alike, with the md5s of the .gz files and of the plain ones."""
-    sizes = (16 + 60_000 * 784, 8 + 60_000, 16 + 10_000 * 784, 8 + 10_000)
-    return [
-        Source(
-            url=f"{url}/{name}.gz", md5=md5, files=(File(name=f"{task}/{name}", size=size, md5=plain_md5),)
-        )
-        for name, size, md5, plain_md5 in zip(IDX_TRAIN + IDX_TEST, sizes, packed, plain, strict=True)
-    ]
+    names = IDX_TRAIN + IDX_TEST
+    sizes = (  # a header, then a byte per pixel or label
+        16 + 60_000 * 784,
+        8 + 60_000,
+        16 + 10_000 * 784,
+        8 + 10_000,
+    )
+    found = []
+    for name, size, packed_md5, plain_md5 in zip(names, sizes, packed, plain, strict=True):
+        file = File(name=f"{task}/{name}", size=size, md5=plain_md5)
+        source = Source(url=f"{url}/{name}.gz", md5=packed_md5, files=(file,))
+        found.append(source)
+    return found
 
 
 OFFICIAL: Mapping[str, list[Source]] = {
@@ -117,32 +129,43 @@ def fetch(
     sources: Mapping[str, list[Source]] = OFFICIAL,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Download what is missing or wrong of a data set; its files, unpacked, in the data folder.
+    """Download the missing and damaged files of a data set. Returns all of its files, unpacked.
 
-    A download is used only if its md5 is right, and a file appears whole or not at all.
+    A download is used only if its md5 is right. A file appears complete or not at all.
 
     Args:
         name: a task; `mnist-10k` is bundled and has no files.
-        folder: the data folder; it is made where there is none.
-        sources: where to download, by task.
-        progress: told the file, the bytes so far and the bytes in all (0: not known).
+        folder: the data folder; created if it does not exist.
+        sources: the downloads of each task.
+        progress: called with the file, the bytes so far and the total bytes (0: unknown).
 
     """
     check_name("task", name, sources)
+    report = progress or (lambda *_: None)
     for source in sources[name]:
-        if any(check(file, folder, name) != "ok" for file in source.files):
-            _fetch_source(source, folder, name, progress or (lambda *_: None))
-    return [find(folder, file.name, task=name) for source in sources[name] for file in source.files]
+        states = [check(file, folder, name) for file in source.files]
+        if set(states) != {"ok"}:
+            _fetch_source(source, folder, name, report)
+    return [find(folder, file.name, task=name) for file in _files(sources[name])]
 
 
-def verify(name: str, folder: Path, *, sources: Mapping[str, list[Source]] = OFFICIAL) -> dict[str, str]:
-    """Of each file of a data set: "ok", "missing", or what is wrong with it."""
+def verify(
+    name: str,
+    folder: Path,
+    *,
+    sources: Mapping[str, list[Source]] = OFFICIAL,
+) -> dict[str, str]:
+    """The state of each file of a data set: "ok", "missing", or the difference from the official file."""
     check_name("task", name, sources)
-    return {file.name: check(file, folder, name) for source in sources[name] for file in source.files}
+    return {file.name: check(file, folder, name) for file in _files(sources[name])}
+
+
+def _files(sources: Iterable[Source]) -> list[File]:
+    return [file for source in sources for file in source.files]
 
 
 def check(file: File, folder: Path, task: str) -> str:
-    """Whether a file is there and right, plain or as .gz: "ok", "missing", or what is wrong."""
+    """The state of one file, plain or as .gz: "ok", "missing", or the difference from the official one."""
     try:
         path = find(folder, file.name, task=task)
     except DataError:
@@ -154,47 +177,52 @@ def check(file: File, folder: Path, task: str) -> str:
 
 
 def difference(file: File, content: bytes | bytearray) -> str | None:
-    """What is wrong with a file's content; None if nothing is."""
+    """The first difference between a content and the expected one; None: they agree."""
     if len(content) != file.size:
         return f"{len(content):,} bytes, wanted {file.size:,}"
-    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if file.md5 not in (None, md5):
-        return f"md5 {md5}, wanted {file.md5}"
+    found = md5(content)
+    if file.md5 not in (None, found):
+        return f"md5 {found}, wanted {file.md5}"
     return None
 
 
 def _fetch_source(source: Source, folder: Path, task: str, progress: Progress) -> None:
-    advice = (
-        f"Run `signvote data {task} --data-dir {folder}` again, or put the official files there:"
-        f" {', '.join(file.name for file in source.files)}"
-    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as archive:  # has no name: nothing stays if we are killed
-            _download(source, archive, progress, advice)
-            for file, content in _unpack(source, archive, advice):
-                (folder / file.name).parent.mkdir(exist_ok=True)
-                write_atomically(folder / file.name, content)
+        with tempfile.TemporaryFile(dir=folder) as archive:  # has no name: a killed process leaves nothing
+            _download(source, archive, progress)
+            for file, content in _unpack(source, archive):
+                path = folder / file.name
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, content)
     except OSError as error:
-        raise DataError(f"cannot write to {folder} ({error}); make room or take another folder") from error
+        raise DataError(f"cannot write to {folder} ({error}); make room or use another folder") from error
+    except DataError as error:
+        names = ", ".join(file.name for file in source.files)
+        raise DataError(
+            f"{error}. Run `signvote data {task} --data-dir {folder}` again,"
+            f" or put the official files there: {names}"
+        ) from error
 
 
-def _download(source: Source, archive: IO[bytes], progress: Progress, advice: str) -> None:
+def _download(source: Source, archive: IO[bytes], progress: Progress) -> None:
     """Write the download into a file; raise if its md5 is wrong."""
-    name, md5 = source.url.rpartition("/")[2], hashlib.md5(usedforsecurity=False)
-    for chunk, total in _chunks(source.url, advice):
-        md5.update(chunk)
+    name = source.url.rpartition("/")[2]
+    checksum = hashlib.md5(usedforsecurity=False)
+    for chunk, total in _chunks(source.url):
+        checksum.update(chunk)
         archive.write(chunk)
         progress(name, archive.tell(), total)
-    if md5.hexdigest() != source.md5:
+    found = checksum.hexdigest()
+    if found != source.md5:
         raise DataError(
-            f"{source.url} came as {archive.tell():,} bytes with md5 {md5.hexdigest()}, wanted {source.md5}:"
-            f" cut short or changed, and not kept. {advice}"
+            f"{source.url} came as {archive.tell():,} bytes with md5 {found},"
+            f" wanted {source.md5}: cut short or changed, and not kept"
         )
 
 
-def _chunks(url: str, advice: str) -> Iterator[tuple[bytes, int]]:
-    """The bytes of a download in pieces, each with the number of bytes in all (0: not known)."""
+def _chunks(url: str) -> Iterator[tuple[bytes, int]]:
+    """The chunks of a download, each with the total number of bytes (0: unknown)."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply:
             total = int(reply.headers.get("Content-Length", 0))
@@ -203,28 +231,30 @@ def _chunks(url: str, advice: str) -> Iterator[tuple[bytes, int]]:
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
-        raise DataError(f"cannot download {url} ({error}). {advice}") from error
+        raise DataError(f"cannot download {url} ({error})") from error
 
 
-def _unpack(source: Source, archive: IO[bytes], advice: str) -> Iterator[tuple[File, bytes]]:
-    """The files of a source out of its download, checked."""
+def _unpack(source: Source, archive: IO[bytes]) -> Iterator[tuple[File, bytes]]:
+    """The checked files of a download."""
     try:
         for file, content in _contents(source, archive):
-            if wrong := difference(file, content):
-                raise DataError(f"{source.url} holds a wrong {file.name}: {wrong}. {advice}")
+            wrong = difference(file, content)
+            if wrong:
+                raise DataError(f"{source.url} holds a wrong {file.name}: {wrong}")
             yield file, content
     except (KeyError, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise DataError(f"{source.url} cannot be unpacked ({error}). {advice}") from error
+        raise DataError(f"{source.url} cannot be unpacked ({error})") from error
 
 
 def _contents(source: Source, archive: IO[bytes]) -> Iterator[tuple[File, bytes]]:
-    """What a download holds under the expected names; anything else in a tar is never touched."""
+    """The contents of a download under the expected names. Other members of a tar are never touched."""
     archive.seek(0)
-    if source.url.endswith(".tar.gz"):
-        with tarfile.open(fileobj=archive, mode="r:gz") as tar:
-            for file in source.files:
-                member = tar.extractfile(file.name)
-                yield file, member.read() if member else b""
-    else:
+    if not source.url.endswith(".tar.gz"):
         with gzip.open(archive) as single:
             yield source.files[0], single.read()
+        return
+    with tarfile.open(fileobj=archive, mode="r:gz") as tar:
+        for file in source.files:
+            member = tar.extractfile(file.name)
+            content = member.read() if member else b""
+            yield file, content

@@ -1,10 +1,10 @@
 """The tasks by name.
 
 name            images                                  model       prepared
-mnist-10k       MNIST's t10k, 8,000/2,000, bundled      mnist-cnn   normalised
-mnist           60,000/10,000                           mnist-cnn   normalised
-fashion-mnist   60,000/10,000                           mnist-cnn   normalised, by MNIST's numbers
-cifar10         50,000/10,000                           resnet20    normalised, by ImageNet's; crop and flip
+mnist-10k       MNIST's t10k, 8,000/2,000, bundled      mnist-cnn   normalized
+mnist           60,000/10,000                           mnist-cnn   normalized
+fashion-mnist   60,000/10,000                           mnist-cnn   normalized, with MNIST's numbers
+cifar10         50,000/10,000                           resnet20    normalized, with ImageNet's; crop and flip
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from signvote.tasks.task import Data, Task
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What a task's name stands for; the defaults are MNIST's."""
+class TaskSpec:
+    """A named task before its data are read. The defaults are MNIST's."""
 
-    read: Callable[[Path], tuple[Data, Data]]  # from a data folder
+    read: Callable[[Path], tuple[Data, Data]]  # data folder -> training and test data
     shape: Shape = MNIST_SHAPE
     model: str = "mnist-cnn"
     mean: tuple[float, ...] = (0.1307,)
@@ -33,11 +33,11 @@ class Recipe:
     augment: Augment | None = None
 
 
-RECIPES = {
-    "mnist-10k": Recipe(read=lambda _: read_bundled()),
-    "mnist": Recipe(read=partial(read_mnist, task="mnist")),
-    "fashion-mnist": Recipe(read=partial(read_mnist, task="fashion-mnist")),
-    "cifar10": Recipe(
+SPECS = {
+    "mnist-10k": TaskSpec(read=lambda _: read_bundled()),
+    "mnist": TaskSpec(read=partial(read_mnist, task="mnist")),
+    "fashion-mnist": TaskSpec(read=partial(read_mnist, task="fashion-mnist")),
+    "cifar10": TaskSpec(
         read=read_cifar10,
         shape=CIFAR_SHAPE,
         model="resnet20",
@@ -46,30 +46,30 @@ RECIPES = {
         augment=crop_and_flip,
     ),
 }
-TASKS = tuple(RECIPES)
+TASKS = tuple(SPECS)
 
 
 def load_task(name: str, data_dir: Path | None = None, model: str | None = None) -> Task:
-    """A task by name, with its data read.
+    """Read the data of a named task.
 
     Args:
         name: one of TASKS.
-        data_dir: folder with the official files; None: SIGNVOTE_DATA, or else ~/.cache/signvote.
-        model: one of MODELS that takes the task's images; None: the task's own.
+        data_dir: folder with the official files. Default: SIGNVOTE_DATA, or else ~/.cache/signvote.
+        model: one of MODELS that accepts the task's images. Default: the task's own.
 
     """
     check_name("task", name, TASKS)
-    recipe = RECIPES[name]
-    model = model or recipe.model
-    fresh = model_for(model, recipe.shape)
-    train, test = recipe.read(data_folder(data_dir))
+    spec = SPECS[name]
+    model = model or spec.model
+    make_model = model_for(model, spec.shape)
+    train, test = spec.read(data_folder(data_dir))
     return Task(
         name=name,
         train=train,
         test=test,
-        model=fresh,
-        mean=recipe.mean,
-        deviation=recipe.deviation,
-        augment=recipe.augment,
+        model=make_model,
+        mean=spec.mean,
+        deviation=spec.deviation,
+        augment=spec.augment,
         chunk=CHUNKS.get(model),
     )

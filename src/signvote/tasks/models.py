@@ -1,9 +1,9 @@
 """The models of the experiments.
 
-name        images        parameters   what
+name        images        parameters   layers
 mnist-cnn   1 x 28 x 28      582,026   the paper's CNN: two 5 x 5 convolutions, two linear layers
 resnet20    3 x 32 x 32      269,722   ResNet for CIFAR, 3 stages of 3 blocks
-resnet56    3 x 32 x 32      853,018   the same with 9 blocks, the paper's
+resnet56    3 x 32 x 32      853,018   the same with 9 blocks, as in the paper
 mlp         any               50,890   one hidden layer of 64 (parameters for 28 x 28), for quick tests
 """
 
@@ -30,8 +30,8 @@ CLASSES = 10
 class MnistCnn(nn.Module):
     """conv5x5(1,32)-relu-pool2, conv5x5(32,64)-relu-pool2, fc 1024-512-relu, fc 512-10.
 
-    The relu stands after the pooling: of a window, the largest value survives either way, so outputs
-    and gradients are the same and the relu has a quarter of the work.
+    The relu comes after the pooling. Pooling keeps the largest value of a window either way, so outputs
+    and gradients are the same, and the relu has a quarter of the work.
     """
 
     def __init__(self) -> None:
@@ -43,15 +43,18 @@ class MnistCnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 1, 28, 28) -> (n, 10)."""
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))  # (n, 32, 12, 12)
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))  # (n, 64, 4, 4)
-        x = F.relu(self.fc1(x.flatten(1)))
+        x = F.max_pool2d(self.conv1(x), 2)
+        x = F.relu(x)  # (n, 32, 12, 12)
+        x = F.max_pool2d(self.conv2(x), 2)
+        x = F.relu(x)  # (n, 64, 4, 4)
+        x = self.fc1(x.flatten(1))
+        x = F.relu(x)  # (n, 512)
         out: Tensor = self.fc2(x)
         return out
 
 
 class BatchNormReLU(nn.BatchNorm2d):
-    """relu(batch norm + shortcut): one layer, because that is how often memory should be passed through.
+    """relu(batch norm + shortcut) as one layer, so that a kernel can compute it in one pass over memory.
 
     It keeps no running statistics, as in the authors' code.
     """
@@ -62,7 +65,9 @@ class BatchNormReLU(nn.BatchNorm2d):
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """(n, C, H, W) -> the same shape."""
         out = super().forward(x)
-        return F.relu(out if shortcut is None else out + shortcut)
+        if shortcut is not None:
+            out = out + shortcut
+        return F.relu(out)
 
 
 class Block(nn.Module):
@@ -71,36 +76,50 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels: int) -> None:
         super().__init__()
         self.stride = channels // channels_in
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, self.stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(
+            channels_in,
+            channels,
+            kernel_size=3,
+            stride=self.stride,
+            padding=1,
+            bias=False,
+        )
         self.bn1 = BatchNormReLU(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = BatchNormReLU(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C_in, H, W) -> (n, C, H / stride, W / stride)."""
-        out: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(x))), self._shortcut(x))
+        hidden = self.bn1(self.conv1(x))
+        hidden = self.conv2(hidden)
+        out: Tensor = self.bn2(hidden, self._shortcut(x))
         return out
 
     def _shortcut(self, x: Tensor) -> Tensor:
         if self.stride == 1:
             return x
-        new = (self.conv1.out_channels - self.conv1.in_channels) // 2
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, new, new))
+        new_channels = self.conv1.out_channels - self.conv1.in_channels
+        each_side = new_channels // 2
+        sampled = x[:, :, :: self.stride, :: self.stride]
+        return F.pad(sampled, (0, 0, 0, 0, each_side, each_side))
 
 
 class ResNet(nn.Module):
     """ResNet for CIFAR (He et al. 2016, option A): 3 stages of `blocks` blocks, 16, 32 and 64 channels.
 
-    Batch norm keeps no running statistics, as in the authors' code: in evaluation, too, a batch is
-    normalised by its own, so accuracy depends on the size of the test batches.
+    Batch norm keeps no running statistics, as in the authors' code. Evaluation normalizes each batch by its
+    own statistics too, so accuracy depends on the size of the test batches.
     """
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
         self.bn = BatchNormReLU(16)
-        widths = [16] + [16] * blocks + [32] * blocks + [64] * blocks
-        self.blocks = nn.Sequential(*(Block(a, b) for a, b in pairwise(widths)))
+        widths = [16]
+        for channels in (16, 32, 64):
+            widths += [channels] * blocks
+        layers = [Block(before, after) for before, after in pairwise(widths)]
+        self.blocks = nn.Sequential(*layers)
         self.fc = nn.Linear(64, CLASSES)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
@@ -108,14 +127,21 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3, 32, 32) -> (n, 10)."""
-        x = self.blocks(self.bn(self.conv(x)))  # (n, 64, 8, 8)
-        out: Tensor = self.fc(x.mean((2, 3)))
+        x = self.bn(self.conv(x))
+        x = self.blocks(x)  # (n, 64, 8, 8)
+        x = x.mean((2, 3))
+        out: Tensor = self.fc(x)
         return out
 
 
 def mlp(pixels: int = math.prod(MNIST_SHAPE)) -> nn.Module:
-    """One hidden layer of 64; an image of any shape is a row of pixels."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+    """One hidden layer of 64. An image of any shape becomes a row of pixels."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(pixels, 64),
+        nn.ReLU(),
+        nn.Linear(64, CLASSES),
+    )
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -125,19 +151,25 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
 }
 IMAGES = {"mnist-cnn": MNIST_SHAPE, "resnet20": CIFAR_SHAPE, "resnet56": CIFAR_SHAPE}  # mlp: any
-CHUNKS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; batch norm forbids it to the others
+CHUNKS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with batch norm need whole batches
 
 
 def model_for(name: str, shape: Shape) -> Callable[[], nn.Module]:
-    """What makes fresh models of that name for images of a shape (C, H, W)."""
+    """A function that makes new models of this name, for images of a shape (C, H, W)."""
     check_name("model", name, MODELS)
-    if IMAGES.get(name, shape) != shape:
-        fitting = [model for model in MODELS if IMAGES.get(model, shape) == shape]
+    if not _accepts(name, shape):
+        fitting = [model for model in MODELS if _accepts(model, shape)]
         raise ConfigError(
             f"model {name!r} takes images of {_text(IMAGES[name])}, these have {_text(shape)};"
-            f" for them take {' or '.join(fitting)}"
+            f" for them use {' or '.join(fitting)}"
         )
-    return partial(mlp, math.prod(shape)) if name == "mlp" else MODELS[name]
+    if name == "mlp":
+        return partial(mlp, math.prod(shape))
+    return MODELS[name]
+
+
+def _accepts(model: str, shape: Shape) -> bool:
+    return IMAGES.get(model, shape) == shape
 
 
 def _text(shape: Shape) -> str:

@@ -1,4 +1,4 @@
-"""What an experiment trains and on what: two sets of samples, a model, how inputs are prepared, the loss."""
+"""A task of an experiment: training and test data, a model, the preparation of inputs, the loss."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ class Data:
     labels: Tensor  # (n,) int64
 
     def __post_init__(self) -> None:
-        if self.labels.ndim != 1 or self.labels.dtype != torch.int64:
+        labels = self.labels
+        if labels.ndim != 1 or labels.dtype != torch.int64:
             raise ConfigError(
-                f"labels are {self.labels.dtype} of shape {tuple(self.labels.shape)};"
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)};"
                 " they must be torch.int64 of shape (n,)"
             )
         inputs = self.inputs.shape[0] if self.inputs.ndim else 0
@@ -34,73 +35,94 @@ class Data:
         return self.labels.shape[0]
 
     def wrong(self, labels: Tensor) -> Tensor:
-        """K - 1 - y for labels y of K classes: what a worker with flipped labels trains on."""
+        """K - 1 - y for labels y of K classes: the labels of a worker with flipped labels."""
         return self.labels.max() - labels
+
+    def to(self, device: torch.device) -> Data:
+        """The same samples on a device."""
+        inputs = self.inputs.to(device)
+        labels = self.labels.to(device)
+        return Data(inputs=inputs, labels=labels)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """Data, model and loss of an experiment; your own takes these lines:
+    """Data, model and loss of an experiment. A task of your own takes three lines:
 
     >>> points = torch.randn(100, 2)
     >>> data = Data(inputs=points, labels=(points.sum(1) > 0).long())
     >>> task = Task(name="half-planes", train=data, test=data, model=lambda: nn.Linear(2, 2))
 
-    For another loss, derive from this class and override `losses`.
+    For another loss, override `losses` in a subclass.
     """
 
     name: str
     train: Data
     test: Data
-    model: Callable[[], nn.Module]  # makes a fresh one; the caller seeds torch
-    mean: tuple[float, ...] = ()  # of uint8 images scaled to 0..1, per channel; (): inputs used as they are
+    model: Callable[[], nn.Module]  # makes a new model; the caller seeds torch
+    mean: tuple[float, ...] = ()  # per channel of uint8 images scaled to 0..1; (): inputs stay as they are
     deviation: tuple[float, ...] = ()
-    augment: Augment | None = None  # on uint8 images, in training only
-    chunk: int | None = None  # at most so many samples per pass; None: a batch must never be split
+    augment: Augment | None = None  # of uint8 images, in training only
+    chunk: int | None = None  # the most samples per pass; None: a batch must not be split
 
     def __post_init__(self) -> None:
         if self.chunk is not None and self.chunk < 1:
             raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more, or None to never split a batch")
-        train, test = tuple(self.train.inputs.shape[1:]), tuple(self.test.inputs.shape[1:])
+        train = tuple(self.train.inputs.shape[1:])
+        test = tuple(self.test.inputs.shape[1:])
         if train != test:
             raise ConfigError(f"a training input has shape {train}, a test input {test}; they must be equal")
-        self._check_normalisation()
+        self._check_normalization()
 
-    def _check_normalisation(self) -> None:
-        channels = {
-            data.inputs.shape[1] if _are_images(data.inputs) else 0 for data in (self.train, self.test)
-        }
-        if channels != {len(self.mean)} or len(self.mean) != len(self.deviation):
+    def _check_normalization(self) -> None:
+        channels = {_channels(self.train.inputs), _channels(self.test.inputs)}
+        means = len(self.mean)
+        deviations = len(self.deviation)
+        if channels != {means} or means != deviations:
             raise ConfigError(
-                f"{len(self.mean)} means and {len(self.deviation)} deviations for inputs with"
-                f" {max(channels)} channels; uint8 images (n, C, H, W) need C of each, other inputs none"
+                f"{means} means and {deviations} deviations for inputs with {max(channels)} channels;"
+                " uint8 images (n, C, H, W) need C of each, other inputs none"
             )
-        if not all(d > 0 for d in self.deviation):
+        if not all(deviation > 0 for deviation in self.deviation):
             raise ConfigError(f"deviation is {self.deviation}; every one must be above 0")
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """What `prepare` needs to change n training images at random, on the CPU; None: no change."""
-        return None if self.augment is None else self.augment.draw(n, generator)
+        """The random numbers with which `prepare` changes n training images, on the CPU; None: no change."""
+        if self.augment is None:
+            return None
+        return self.augment.draw(n, generator)
 
     def prepare(self, inputs: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Inputs as the model wants them: images as normalised float32, channels last; others as they are.
+        """Inputs in the model's form: images as normalized float32, channels last; others unchanged.
 
             x = (image / 255 - mean) / deviation      per channel
 
         Args:
-            inputs: some rows of `train.inputs` or `test.inputs`, on any device.
-            draws: of `draw`, in training, beside the inputs; None: they stay as they are.
+            inputs: rows of `train.inputs` or `test.inputs`, on any device.
+            draws: from `draw`, in training, on the same device; None: no random change.
 
         """
         if draws is not None and self.augment is not None:
             inputs = self.augment.change(inputs, draws)
-        if not self.mean:
-            return inputs.contiguous(memory_format=torch.channels_last) if inputs.ndim == 4 else inputs
+        if self.mean:
+            return self._normalized(inputs)
+        if inputs.ndim == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    def _normalized(self, images: Tensor) -> Tensor:
+        # One channel needs this memory format too: convolutions choose their algorithm by the strides.
         x = torch.empty(
-            inputs.shape, dtype=torch.float32, device=inputs.device, memory_format=torch.channels_last
-        )  # of one channel, too, in this order: convolutions look at the strides
+            images.shape,
+            dtype=torch.float32,
+            device=images.device,
+            memory_format=torch.channels_last,
+        )
         for c, (mean, deviation) in enumerate(zip(self.mean, self.deviation, strict=True)):
-            x[:, c] = inputs[:, c].float().mul_(1 / (255 * deviation)).sub_(mean / deviation)
+            channel = images[:, c].float()
+            channel.mul_(1 / (255 * deviation))
+            channel.sub_(mean / deviation)
+            x[:, c] = channel
         return x
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -113,12 +135,12 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same task with its data on a device."""
-
-        def moved(data: Data) -> Data:
-            return Data(inputs=data.inputs.to(device), labels=data.labels.to(device))
-
-        return replace(self, train=moved(self.train), test=moved(self.test))
+        train = self.train.to(device)
+        test = self.test.to(device)
+        return replace(self, train=train, test=test)
 
 
-def _are_images(inputs: Tensor) -> bool:
-    return inputs.dtype == torch.uint8 and inputs.ndim == 4
+def _channels(inputs: Tensor) -> int:
+    """Channels of uint8 images; 0 for other inputs."""
+    are_images = inputs.dtype == torch.uint8 and inputs.ndim == 4
+    return inputs.shape[1] if are_images else 0
