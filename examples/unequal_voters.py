@@ -22,7 +22,7 @@ from signvote.core import theory
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
 from signvote.core.rule import WeightedRule
-from signvote.core.vote import Votes
+from signvote.core.vote import Voters
 
 CROSSOVER = [0.47] * 9 + [0.35] * 4 + [0.12] * 2  # p of each worker
 
@@ -32,8 +32,8 @@ class KnownCrossover(WeightedRule):
 
     name = "optimum (p known)"
 
-    def weights(self, votes: Votes) -> torch.Tensor:
-        known = theory.llr_integers([CROSSOVER[w] for w in votes.workers])
+    def weights(self, voters: Voters) -> torch.Tensor:
+        known = theory.llr_integers([CROSSOVER[w] for w in voters.workers])
         return torch.tensor(known, dtype=torch.int32)[:, None]
 
 

@@ -16,7 +16,7 @@ from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.rule import Rule
 from signvote.core.rules import Pooled, make_rule, summary
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes
 
 N = 300
@@ -167,10 +167,7 @@ def test_workers_join_leave_and_return(name: str, zeros: Zeros) -> None:
 def test_weights_can_be_looked_at(name: str) -> None:
     server = make_server(name, "coin")
     run(server, range(1, 8))
-    votes = Votes.stack(
-        [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(8, ternary=False), 8).values()], 0, N
-    )
-    weights = server.rule.weights(votes)
+    weights = server.rule.weights(Voters(workers=tuple(range(7)), batch_sizes=tuple(range(4, 11))))
     assert weights.dtype == torch.int32
     assert weights.shape[0] == 7
     assert weights.abs().max() <= 10_240
@@ -228,9 +225,8 @@ def test_known_batch_weighs_by_the_root_and_caps() -> None:
     rule = make_rule("known-batch", LAYOUT, cap=16)
 
     def weights(*sizes: int) -> list[int]:
-        planes = Planes(torch.zeros(len(sizes), 5, dtype=torch.int64), None)
-        votes = Votes(workers=tuple(range(len(sizes))), planes=planes, n=N, batch_sizes=sizes)
-        found: list[int] = rule.weights(votes)[:, 0].tolist()
+        voters = Voters(workers=tuple(range(len(sizes))), batch_sizes=sizes)
+        found: list[int] = rule.weights(voters)[:, 0].tolist()
         return found
 
     assert weights(4, 16, 64) == [640, 1280, 2560]
@@ -327,8 +323,8 @@ def test_a_rule_of_ones_own_is_a_class_with_weights() -> None:
     class FirstOnly(WeightedRule):
         name = "first-only"
 
-        def weights(self, votes: Votes) -> Tensor:
-            return torch.tensor([[1 if w == 0 else 0] for w in votes.workers], dtype=torch.int32)
+        def weights(self, voters: Voters) -> Tensor:
+            return torch.tensor([[1 if w == 0 else 0] for w in voters.workers], dtype=torch.int32)
 
     server = Server(LAYOUT, FirstOnly(LAYOUT))
     y = signs(1, ternary=False)

@@ -15,7 +15,7 @@ from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.server import Server
-from signvote.core.vote import ONE, Votes
+from signvote.core.vote import ONE, Voters, Votes
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
@@ -298,12 +298,9 @@ class Run:
         if not self._is_watched(t):
             return
         server.settle()
-        workers, n = tuple(range(self.config.workers)), self.layout.size
-        nothing = Planes(
-            torch.empty(len(workers), 0, dtype=torch.int64, device=self.gradients.x.device), None
-        )
-        everyone = Votes(workers=workers, planes=nothing, n=n, batch_sizes=self.config.batch_sizes)
-        weight = (server.rule.weights(everyone).double().mean(1) / ONE).tolist()
+        workers = tuple(range(self.config.workers))
+        everybody = Voters(workers=workers, batch_sizes=self.config.batch_sizes)
+        weight = (server.rule.weights(everybody).double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
         self._note("trust", round=t, weight=weight, crossover=overruled)
 
