@@ -22,7 +22,7 @@ from signvote.core.rule import Ranges
 from signvote.core.trust import CountTrust, Evidence, State
 from signvote.core.vote import Votes
 from signvote.errors import ConfigError
-from signvote.kernels import WORD, backend, upload, words_for
+from signvote.kernels import WORD, Planes, backend, upload, words_for
 from signvote.kernels.reference import chances
 
 
@@ -31,6 +31,10 @@ class Chosen(NamedTuple):
 
     words: Tensor | slice
     n: int  # coordinates in them
+
+    def planes(self, planes: Planes) -> Planes:
+        """These words of stacked planes."""
+        return planes.map(lambda plane: plane[:, self.words])
 
 
 class Sample:
@@ -64,11 +68,12 @@ class Sample:
         device = votes.planes.signs.device
         kernels = backend(device)
         m = len(votes.workers)
-        differ, common = torch.zeros(2, len(self.groups), m, m, dtype=torch.int64, device=device)
-        for g, (words, n) in enumerate(self._chosen(votes)):
-            if n:
-                planes = votes.planes.map(lambda plane: plane[:, words])  # noqa: B023
-                differ[g], common[g] = kernels.disagreements(planes, n)
+        counts = torch.zeros(2, len(self.groups), m, m, dtype=torch.int64, device=device)
+        differ, common = counts
+        for g, chosen in enumerate(self._chosen(votes)):
+            if chosen.n:
+                planes = chosen.planes(votes.planes)
+                differ[g], common[g] = kernels.disagreements(planes, chosen.n)
         return differ, common
 
     def _chosen(self, votes: Votes) -> list[Chosen]:
@@ -87,7 +92,8 @@ class Sample:
         coordinates = (first_word + words) * WORD
         found = []
         for start, stop in self.groups:
-            mine = words[(start <= coordinates) & (coordinates < stop)]
+            inside = (start <= coordinates) & (coordinates < stop)
+            mine = words[inside]
             size = len(mine) * WORD
             if len(mine) and mine[-1] == count - 1:
                 size -= count * WORD - n
@@ -97,8 +103,12 @@ class Sample:
 
 def _index(words: Tensor, device: torch.device) -> Tensor | slice:
     """An index of words in ascending order: a slice, which copies nothing, if they are consecutive."""
-    if len(words) and len(words) == words[-1] - words[0] + 1:
-        return slice(int(words[0]), int(words[-1]) + 1)
+    if len(words) == 0:
+        return upload(words, device)
+    first = int(words[0])
+    last = int(words[-1])
+    if len(words) == last - first + 1:
+        return slice(first, last + 1)
     return upload(words, device)
 
 
@@ -133,7 +143,8 @@ class GuardedTrust:
         believable = pad(self._verdict.believable, (0, 0, 0, 1), value=True)[at]
         unit = pad(self._verdict.unit, (0, 1))[at]
         alone = unknown + torch.arange(len(at))
-        return Verdict(believable=believable, unit=torch.where(at < unknown, unit, alone))
+        unit = torch.where(at < unknown, unit, alone)
+        return Verdict(believable=believable, unit=unit)
 
     def learn(self, evidence: Evidence) -> None:
         """Add the evidence of a whole round."""
@@ -154,7 +165,10 @@ class GuardedTrust:
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        return {"counts": self.counts.state_dict(), "pairs": self.pairs.state_dict()}
+        return {
+            "counts": self.counts.state_dict(),
+            "pairs": self.pairs.state_dict(),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""

@@ -9,17 +9,30 @@ Several machines may share the coordinates: each owns some ranges, and the count
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.core.rule import Ranges, Rule
-from signvote.core.trust import Evidence, State, check_forgetting
+from signvote.core.trust import Evidence, State, check_forgetting, numbered
 from signvote.core.vote import MAX_LLR, ONE, Voters, Votes, checked_llr, fixed_point, llr_weights
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, backend, upload, words_for
+
+
+class Past(NamedTuple):
+    """What the weights of a worker depend on besides its counters: workers with equal pasts share a table."""
+
+    rounds: int  # in its counters
+    is_warmup: bool
+
+    @property
+    def values(self) -> int:
+        """How many values a counter can have."""
+        return 2 * self.rounds + 1
 
 
 class CoordinateTrust:
@@ -48,7 +61,13 @@ class CoordinateTrust:
     FULL = 16383  # rounds: 2 halves each, doubled once more for the lookup by sign, fill 16 bits
 
     def __init__(
-        self, n: int, *, warmup: int, max_llr: float, forgetting: float = 1.0, zero_is_symbol: bool = False
+        self,
+        n: int,
+        *,
+        warmup: int,
+        max_llr: float,
+        forgetting: float = 1.0,
+        zero_is_symbol: bool = False,
     ) -> None:
         check_forgetting(forgetting)
         if warmup < 0:
@@ -68,7 +87,8 @@ class CoordinateTrust:
         if forgetting == 1:
             return self.FULL
         half_life = math.log(0.5) / math.log(forgetting)
-        return max(2, min(self.FULL, round(2 * half_life)))
+        rounds = round(2 * half_life)
+        return max(2, min(self.FULL, rounds))
 
     def admit(self, workers: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Add counters for new workers, and move all counters to this device."""
@@ -88,31 +108,34 @@ class CoordinateTrust:
     def weights(self, workers: Sequence[int], word: int, words: int) -> CoordinateWeights:
         """The counters of a range of words, and tables with the weight for each value of a counter."""
         pasts = [self._past(worker) for worker in workers]
-        rows = {past: row for row, past in enumerate(dict.fromkeys(pasts))}
-        tables = _padded([self._table(*past) for past in rows])
-        table_of = torch.tensor([rows[past] for past in pasts], dtype=torch.int64)
-        sizes = torch.tensor([_values(rounds) for rounds, _ in pasts], dtype=torch.int32)
-        slots = torch.tensor([self.slots[worker] for worker in workers], dtype=torch.int64)
+        distinct = dict.fromkeys(pasts)
+        rows = {past: row for row, past in enumerate(distinct)}
+        tables = [self._table(past) for past in rows]
+        table_of = [rows[past] for past in pasts]
+        sizes = [past.values for past in pasts]
+        slots = [self.slots[worker] for worker in workers]
         device = self.counters.device
         return CoordinateWeights(
             counters=self.counters[word : word + words],
-            slots=upload(slots, device),
-            tables=upload(tables, device),
-            table_of=upload(table_of, device),
-            sizes=upload(sizes, device),
+            slots=upload(torch.tensor(slots, dtype=torch.int64), device),
+            tables=upload(_padded(tables), device),
+            table_of=upload(torch.tensor(table_of, dtype=torch.int64), device),
+            sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
             zero_is_symbol=self.zero_is_symbol,
         )
 
-    def _past(self, worker: int) -> tuple[int, bool]:
-        """The rounds in a worker's counters, and whether it is warming up: equal pasts share a table."""
-        return self._rounds[worker], self._seen[worker] < self.warmup
+    def _past(self, worker: int) -> Past:
+        return Past(
+            rounds=self._rounds[worker],
+            is_warmup=self._seen[worker] < self.warmup,
+        )
 
-    def _table(self, rounds: int, warming_up: bool) -> Tensor:
+    def _table(self, past: Past) -> Tensor:
         """-w for each value of a counter, then +w: what a vote of -1 or +1 adds to the tally."""
-        halves = torch.arange(_values(rounds), dtype=torch.float64)
-        p = halves / max(1, 2 * rounds)  # (paper, eq. 4)
+        halves = torch.arange(past.values, dtype=torch.float64)
+        p = halves / max(1, 2 * past.rounds)  # (paper, eq. 4)
         weights = fixed_point(llr_weights(p, max_llr=self.max_llr))  # (paper, eq. 3)
-        if warming_up:
+        if past.is_warmup:
             weights.fill_(ONE)
         return torch.cat([-weights, weights])
 
@@ -139,7 +162,7 @@ class CoordinateTrust:
         columns = list(self.slots.values())
         bits = self.counters.view(torch.int16)  # CUDA indexes no uint16
         self.counters = bits[:, columns].contiguous().view(torch.uint16)
-        self.slots = _numbered(self.slots)
+        self.slots = numbered(self.slots)
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
@@ -154,15 +177,10 @@ class CoordinateTrust:
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         workers = state["workers"]
-        self.slots = _numbered(workers)
+        self.slots = numbered(workers)
         self._rounds = dict(zip(workers, state["rounds"], strict=True))
         self._seen = dict(zip(workers, state["seen"], strict=True))
         self.counters = state["counters"].clone()
-
-
-def _values(rounds: int) -> int:
-    """How many values a counter can have after so many rounds."""
-    return 2 * rounds + 1
 
 
 def _padded(tables: Sequence[Tensor]) -> Tensor:
@@ -172,10 +190,6 @@ def _padded(tables: Sequence[Tensor]) -> Tensor:
     for row, table in zip(rows, tables, strict=True):
         row[: len(table)] = table
     return rows
-
-
-def _numbered(workers: Iterable[int]) -> dict[int, int]:
-    return {worker: slot for slot, worker in enumerate(workers)}
 
 
 class ItSignSGD(Rule):
@@ -234,7 +248,8 @@ class ItSignSGD(Rule):
         if votes.present is not None:
             slots = torch.where(votes.present, weights.slots, -1)
             weights = weights._replace(slots=slots)
-        mismatches, cast = backend(device).vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
+        kernels = backend(device)
+        mismatches, cast = kernels.vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
         return Evidence(
             workers=votes.workers,
             mismatches=mismatches[:, None],
@@ -248,9 +263,11 @@ class ItSignSGD(Rule):
         trust.admit(voters.workers, trust.counters.device)
         known = trust.weights(voters.workers, 0, len(trust.counters))
         bits = known.counters.view(torch.int16)[:, known.slots]
-        counters = bits.transpose(0, 1).flatten(1)[:, : trust.n].int() & 0xFFFF
+        rows = bits.transpose(0, 1).flatten(1)
+        counters = rows[:, : trust.n].int() & 0xFFFF
+        table = known.table_of[:, None]
         positive = known.sizes[:, None] + counters  # where +w stands
-        return known.tables[known.table_of[:, None], positive]
+        return known.tables[table, positive]
 
     def _word(self, votes: Votes) -> int:
         """The first word of the counters of these votes."""
@@ -291,9 +308,11 @@ class ItSignSGD(Rule):
             ranges = state.get("ranges", [(0, self.layout.size)])
             at = place[_words(ranges)]
             wanted = at >= 0
-            bits[at[wanted]] = state["counters"].view(torch.int16)[wanted]
-            found[at[wanted]] = True
-        return bits.view(torch.uint16), int((~found).sum())
+            rows = at[wanted]
+            bits[rows] = state["counters"].view(torch.int16)[wanted]
+            found[rows] = True
+        missing = int((~found).sum())
+        return bits.view(torch.uint16), missing
 
 
 def _is_whole_words(start: int, stop: int, size: int) -> bool:
@@ -308,5 +327,6 @@ def _words(ranges: Ranges) -> Tensor:
     spans = []
     for start, stop in ranges:
         first = start // WORD
-        spans.append(torch.arange(first, first + words_for(stop - start)))
+        count = words_for(stop - start)
+        spans.append(torch.arange(first, first + count))
     return torch.cat(spans)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from signvote.core.trust import PRIOR, Evidence, State, check_forgetting
+from signvote.core.trust import PRIOR, Evidence, State, check_forgetting, numbered
 from signvote.errors import ConfigError
 
 SIGNIFICANT = 3.0  # standard deviations by which agreement must exceed chance
@@ -52,10 +52,11 @@ class PairCounts:
         if evidence.differ is None or evidence.common is None:
             raise ConfigError("agreement needs evidence about pairs; this vote did not count them")
         self._admit(evidence.workers)
+        workers = len(evidence.workers)
         columns = self.rows(evidence.workers)
         rows = columns[:, None]
         new = torch.stack([evidence.differ, evidence.common])
-        new = new.view(2, self.groups, len(columns), len(columns))
+        new = new.view(2, self.groups, workers, workers)
         known = self.counts[:, :, rows, columns]
         self.counts[:, :, rows, columns] = known * self.forgetting + new
 
@@ -68,26 +69,31 @@ class PairCounts:
 
     def rows(self, workers: Sequence[int]) -> Tensor:
         """The rows of these workers, which are their columns, too."""
-        return torch.tensor([self.index[worker] for worker in workers], dtype=torch.int64)
+        rows = [self.index[worker] for worker in workers]
+        return torch.tensor(rows, dtype=torch.int64)
 
     def forget(self, worker: int) -> None:
         """Drop everything about a worker."""
         if worker not in self.index:
             return
-        left = [other for other in self.index if other != worker]
+        del self.index[worker]
+        left = list(self.index)
         at = self.rows(left)
         self.counts = self.counts[:, :, at][..., at]
-        self.index = {other: row for row, other in enumerate(left)}
+        self.index = numbered(left)
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        return {"workers": list(self.index), "counts": self.counts.clone()}
+        return {
+            "workers": list(self.index),
+            "counts": self.counts.clone(),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         workers = state["workers"]
         counts = state["counts"].clone()
-        self.index = {worker: row for row, worker in enumerate(workers)}
+        self.index = numbered(workers)
         self.counts = counts.view(2, self.groups, len(workers), len(workers))
 
 
@@ -102,14 +108,18 @@ def correlation(differ: Tensor, common: Tensor) -> Tensor:
 def leading_eigenvector(c: Tensor) -> tuple[Tensor, Tensor]:
     """The largest eigenvalue of symmetric matrices (..., n, n), and its vector, of either sign."""
     values, vectors = torch.linalg.eigh(c)
-    return values[..., -1], vectors[..., -1]
+    largest = values[..., -1]
+    vector = vectors[..., -1]
+    return largest, vector
 
 
 def oriented(e: Tensor) -> Tensor:
     """Vectors (..., workers) times +1 or -1, so that most workers are positive; in a tie, their sum is."""
     balance = e.sign().sum(-1, keepdim=True)
     total = e.sum(-1, keepdim=True)
-    wrong = (balance < 0) | ((balance == 0) & (total < 0))
+    minority = balance < 0
+    tie = balance == 0
+    wrong = minority | (tie & (total < 0))
     return torch.where(wrong, -e, e)
 
 
@@ -123,13 +133,16 @@ class AgreementTrust(PairCounts):
         """The p of these workers, (workers,) float64; a new worker gets the average of the others."""
         known = [worker for worker in workers if worker in self.index]
         if not known:
-            return torch.full((len(workers),), PRIOR, dtype=torch.float64)
+            return _prior(len(workers))
         at = self.rows(known)
-        differ, common = self.counts[:, 0][:, at][:, :, at]
-        fitted = agreement_crossover(correlation(differ, common)).tolist()
+        among = self.counts[:, 0][:, at][:, :, at]
+        differ, common = among
+        c = correlation(differ, common)
+        fitted = agreement_crossover(c).tolist()
         average = sum(fitted) / len(fitted)
-        p = dict(zip(known, fitted, strict=True))
-        return torch.tensor([p.get(worker, average) for worker in workers], dtype=torch.float64)
+        p_of = dict(zip(known, fitted, strict=True))
+        p = [p_of.get(worker, average) for worker in workers]
+        return torch.tensor(p, dtype=torch.float64)
 
 
 def agreement_crossover(c: Tensor) -> Tensor:
@@ -145,16 +158,26 @@ def agreement_crossover(c: Tensor) -> Tensor:
     """
     m = len(c)
     if m < 3:
-        return torch.full((m,), PRIOR, dtype=torch.float64)
-    c = c.double().clone().fill_diagonal_(torch.nan)
-    magnitude = torch.empty(m, dtype=torch.float64)
+        return _prior(m)
+    c = c.double().clone()
+    c.fill_diagonal_(torch.nan)
+    size = c.abs()
+    squares = torch.empty(m, dtype=torch.float64)
     for i in range(m):
-        ratios = (c[i][:, None] * c[i] / c).abs()  # over j, k; NaN where two of i, j, k are equal
+        with_i = c[i]
+        ratios = (with_i[:, None] * with_i / c).abs()  # over j, k; NaN where two of i, j, k are equal
         usable = ratios.isfinite()
-        magnitude[i] = _weighted_median(ratios[usable], c.abs()[usable])
+        squares[i] = _weighted_median(ratios[usable], size[usable])
     _, vector = leading_eigenvector(c.nan_to_num())
-    a = oriented(vector).sign() * magnitude.sqrt().clamp(max=1)
+    signs = oriented(vector).sign()
+    magnitude = squares.sqrt().clamp(max=1)
+    a = signs * magnitude
     return (1 - a) / 2
+
+
+def _prior(workers: int) -> Tensor:
+    """The p of workers about which nothing is known."""
+    return torch.full((workers,), PRIOR, dtype=torch.float64)
 
 
 def _weighted_median(values: Tensor, weights: Tensor) -> float:
@@ -163,7 +186,8 @@ def _weighted_median(values: Tensor, weights: Tensor) -> float:
         return 0.0
     order = values.argsort()
     reached = weights[order].cumsum(0)
-    middle = torch.searchsorted(reached, reached[-1] / 2)
+    half = reached[-1] / 2
+    middle = torch.searchsorted(reached, half)
     return float(values[order][middle])
 
 
@@ -178,38 +202,52 @@ def copies(c: Tensor) -> Tensor:
     So two strong workers that agree are no copies. Above 0.98 they are copies in any case, because many
     copies explain each other. Fewer than four workers explain nothing: then there are no copies.
     """
-    candidates = (c > COPIES).triu(1)
-    if len(c) < 4 or not candidates.any():
-        return torch.arange(len(c))
-    i, j = candidates.nonzero(as_tuple=True)
-    limit = (1 + _explained(c, i, j)) / 2
-    copied = c[i, j] > limit.clamp_max(SAME)
+    workers = len(c)
+    alike = (c > COPIES).triu(1)
+    if workers < 4 or not alike.any():
+        return torch.arange(workers)
+    i, j = alike.nonzero(as_tuple=True)
+    middle = (1 + _explained(c, i, j)) / 2
+    limit = middle.clamp_max(SAME)
+    copied = c[i, j] > limit
+    first = i[copied]
+    second = j[copied]
     linked = torch.zeros_like(c)
-    linked[i[copied], j[copied]] = 1
-    linked[j[copied], i[copied]] = 1
+    linked[first, second] = 1
+    linked[second, first] = 1
     return _connected(linked)
 
 
 def _explained(c: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """The correlation of each pair (i, j) that other workers explain, in [0, 1]; 0 if they cannot."""
     met = torch.where(c == 0, torch.nan, c)
-    size = c.abs().sum(1)
-    typical = (size - size.median()).abs().argsort()
-    thirds = typical[:THIRDS]  # the most ordinary workers: they suffice
-    own = (thirds == i[:, None]) | (thirds == j[:, None])
+    thirds = _most_typical(c)
+    is_i = thirds == i[:, None]
+    is_j = thirds == j[:, None]
+    own = is_i | is_j
     with_i = torch.where(own, torch.nan, met[i][:, thirds])
     with_j = torch.where(own, torch.nan, met[j][:, thirds])
     among = met[thirds][:, thirds]
-    ratios = with_i[:, :, None] * with_j[:, None] / among
-    medians = ratios.flatten(1).nanmedian(1).values
+    products = with_i[:, :, None] * with_j[:, None]
+    ratios = (products / among).flatten(1)
+    medians = ratios.nanmedian(1).values
     return medians.nan_to_num(0).clamp(0, 1)
+
+
+def _most_typical(c: Tensor) -> Tensor:
+    """The workers whose correlations are nearest to the median size; a few of them suffice."""
+    size = c.abs().sum(1)
+    distance = (size - size.median()).abs()
+    return distance.argsort()[:THIRDS]
 
 
 def _connected(linked: Tensor) -> Tensor:
     """The first member of each worker's connected part of a graph."""
     reach = linked.clone().fill_diagonal_(1)
-    for _ in range(len(linked).bit_length()):
-        reach = ((reach @ reach) > 0).double()
+    doublings = len(linked).bit_length()
+    for _ in range(doublings):
+        paths = reach @ reach
+        reach = (paths > 0).double()
     return reach.argmax(1)
 
 
@@ -237,18 +275,17 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     There is no verdict if no eigenvalue exceeds the noise, if fewer than three units are left, or if the
     believable workers are no majority: then a few may be misleading many.
     """
-    per_group = torch.stack([differ, common]).double()
-    whole = per_group.sum(1, keepdim=True)
-    several = len(differ) > 1
-    d, n = torch.cat([whole, per_group], 1) if several else whole
+    d, n = _with_whole(differ, common)
     c = torch.where(n > 0, correlation(d, n), 0.0)
-    c.diagonal(dim1=1, dim2=2).zero_()
+    _clear_diagonal_(c)
     if not c.isfinite().all():
         return None
     unit = copies(c[0])
     overall, *local = _scores(c, n, unit)
-    believable = ~(overall <= SIGNIFICANT)  # NaN, too
-    if overall.isnan().all() or 2 * int(believable.sum()) <= len(unit):
+    if overall.isnan().all():
+        return None
+    believable = ~(overall <= SIGNIFICANT)  # NaN is believable
+    if 2 * int(believable.sum()) <= len(unit):
         return None
     believable = believable[:, None]
     if local:
@@ -257,42 +294,65 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     return Verdict(believable=believable, unit=unit)
 
 
+def _with_whole(differ: Tensor, common: Tensor) -> Tensor:
+    """Both counts over all groups, followed by those of each group if there are several."""
+    groups = torch.stack([differ, common]).double()
+    whole = groups.sum(1, keepdim=True)
+    if len(differ) == 1:
+        return whole
+    return torch.cat([whole, groups], 1)
+
+
+def _clear_diagonal_(matrices: Tensor) -> None:
+    matrices.diagonal(dim1=1, dim2=2).zero_()
+
+
 def _scores(c: Tensor, n: Tensor, unit: Tensor) -> Tensor:
     """The z of each worker, see `judge`, for several pairs of C and n; NaN for a worker that has met nobody.
 
     All are NaN if there are fewer than three units, or if the eigenvalue does not exceed the noise, which
     is about 2 sqrt(units / n).
     """
-    numbers = torch.unique(unit, return_inverse=True)[1]
+    _, numbers = torch.unique(unit, return_inverse=True)
     members = one_hot(numbers).double()  # (workers, units)
     share = members / members.sum(0)  # of each worker in its unit
     units = members.shape[1]
     if units < 3:
-        return torch.full(c.shape[:2], torch.nan, dtype=torch.float64)
+        return torch.full_like(c[:, 0], torch.nan)
     among = share.T @ c @ share
-    among.diagonal(dim1=1, dim2=2).zero_()
+    _clear_diagonal_(among)
     value, vector = leading_eigenvector(among)
     e = oriented(vector @ members.T)
     z = _standardized(c, n, e, share.sum(1), unit)
-    noise = (units / _typical(n)).sqrt()
+    noise = (units / _compared(n)).sqrt()
     significant = value > SIGNIFICANT * noise
     return torch.where(significant[:, None], z, torch.nan)
 
 
-def _standardized(c: Tensor, n: Tensor, e: Tensor, share: Tensor, unit: Tensor) -> Tensor:
+def _standardized(
+    c: Tensor,
+    n: Tensor,
+    e: Tensor,
+    share: Tensor,
+    unit: Tensor,
+) -> Tensor:
     """Agreement with the other units in standard deviations: the equation of `judge`."""
     foreign = unit != unit[:, None]
     mine = e * share  # copies share one vote
     agreement = (c * foreign) @ mine[:, :, None]
-    spread = torch.where((n > 0) & foreign, 1 / n, 0.0)
-    variance = spread @ (mine * e)[:, :, None]  # copies err alike
-    return (agreement / variance.sqrt())[:, :, 0]
+    met = n > 0
+    variances = torch.where(met & foreign, 1 / n, 0.0)
+    squares = mine * e  # copies err alike
+    variance = variances @ squares[:, :, None]
+    z = agreement / variance.sqrt()
+    return z[:, :, 0]
 
 
-def _typical(n: Tensor) -> Tensor:
+def _compared(n: Tensor) -> Tensor:
     """The mean number of coordinates on which two workers that met were compared, at least 1."""
-    others = ~torch.eye(n.shape[-1], dtype=torch.bool)
-    met = (n > 0).double() * others
-    pairs = met.sum((1, 2)).clamp_min(1)
-    compared = (met * n).sum((1, 2))
-    return (compared / pairs).clamp_min(1)
+    met = (n > 0).double()
+    _clear_diagonal_(met)
+    pairs = met.sum((1, 2))
+    coordinates = (met * n).sum((1, 2))
+    mean = coordinates / pairs.clamp_min(1)
+    return mean.clamp_min(1)

@@ -67,7 +67,10 @@ class Rule(ABC):
 
     def identity(self) -> State:
         """The entries that a state must share with this rule to be loaded into it."""
-        return {"rule": self.name, "layout": self.layout.digest.hex()}
+        return {
+            "rule": self.name,
+            "layout": self.layout.digest.hex(),
+        }
 
     def state_dict(self) -> State:
         """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
@@ -83,11 +86,10 @@ class Rule(ABC):
             parts: the states of the others.
 
         """
-        for what, value in self.identity().items():
-            if state.get(what) != value:
-                raise StateError(
-                    f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}"
-                )
+        for what, wanted in self.identity().items():
+            found = state.get(what)
+            if found != wanted:
+                raise StateError(f"state of {what} {found!r} cannot be loaded into {what} {wanted!r}")
         if self.trust is not None:
             self.trust.load_state_dict(state)
 
@@ -117,14 +119,21 @@ class WeightedRule(Rule):
         weights = self.weights(votes)
         if present is not None:
             weights = upload(weights, device) * present[:, None]
-        counts = torch.zeros(2, len(votes.workers), len(self.groups), dtype=torch.int64, device=device)
+        workers = len(votes.workers)
+        counts = torch.zeros(2, workers, len(self.groups), dtype=torch.int64, device=device)
         mismatches, cast = counts
         for g, (start, stop) in enumerate(self.groups):
             begin = max(0, start - votes.first)
             end = min(votes.n, stop - votes.first)
             if begin < end:
-                column = weights[:, g].contiguous()
-                mismatches[:, g], cast[:, g] = kernels.vote_(out, votes.planes, column, coin, (begin, end))
+                mine = weights[:, g].contiguous()
+                seen = kernels.vote_(out, votes.planes, mine, coin, (begin, end))
+                mismatches[:, g], cast[:, g] = seen
         if present is not None:
             counts *= present[:, None]
-        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast, present=present)
+        return Evidence(
+            workers=votes.workers,
+            mismatches=mismatches,
+            cast=cast,
+            present=present,
+        )

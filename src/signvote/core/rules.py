@@ -198,7 +198,8 @@ class Robust(WeightedRule):
 
     def weights(self, voters: Voters) -> Tensor:
         """Pooled weights, guarded, capped, and divided among copies; 1 where no worker is left."""
-        plain = torch.full((len(voters.workers), len(self.groups)), ONE, dtype=torch.int32)
+        shape = (len(voters.workers), len(self.groups))
+        plain = torch.full(shape, ONE, dtype=torch.int32)
         verdict = self.trust.verdict(voters.workers)
         if verdict is None:
             return plain
@@ -248,7 +249,7 @@ def make_rule(name: str, layout: Layout, **options: object) -> Rule:
     known = list(inspect.signature(rule).parameters)[1:]
     unknown = set(options) - set(known)
     if unknown:
-        raise ConfigError(
-            f"rule {name!r} has no option {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'none'}"
-        )
+        wrong = ", ".join(sorted(unknown))
+        possible = ", ".join(known) or "none"
+        raise ConfigError(f"rule {name!r} has no option {wrong}; it has: {possible}")
     return rule(layout, **options)

@@ -35,7 +35,7 @@ def tally_distribution(crossover: Floats, weights: Sequence[int]) -> Distributio
     if len(crossover) != len(weights):
         raise ConfigError(f"{len(crossover)} crossover probabilities, but {len(weights)} weights")
     total = sum(abs(w) for w in weights)
-    chances = np.zeros(2 * total + 1)
+    chances: Distribution = np.zeros(2 * total + 1)
     chances[total] = 1.0
     for p, w in zip(crossover, weights, strict=True):
         right = np.roll(chances, w)
@@ -70,8 +70,12 @@ def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -
     0.395...
     """
     others = [m for m in range(len(weights)) if m != worker]
-    chances = tally_distribution([crossover[m] for m in others], [weights[m] for m in others])
-    tallies = np.arange(len(chances)) - len(chances) // 2  # of the others
+    chances = tally_distribution(
+        [crossover[m] for m in others],
+        [weights[m] for m in others],
+    )
+    middle = len(chances) // 2
+    tallies = np.arange(len(chances)) - middle  # of the others
     p = crossover[worker]
     w = weights[worker]
     right_overruled = _negative(chances, tallies + w)
@@ -95,7 +99,8 @@ def majority_bound(crossover: Floats) -> float:
     q = sum(crossover) / workers
     if q >= 0.5:
         return 1.0
-    return (4 * q * (1 - q)) ** (workers / 2)
+    bound: float = (4 * q * (1 - q)) ** (workers / 2)
+    return bound
 
 
 def weighted_bound(crossover: Floats) -> float:

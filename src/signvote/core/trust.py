@@ -10,7 +10,7 @@ worker id. A new worker starts with a prior. A worker that returns continues wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,7 +51,8 @@ class Evidence:
 
         Calling the result waits for the copy and drops workers that did not vote.
         """
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        fields = vars(self).items()
+        tensors = {name: value for name, value in fields if isinstance(value, Tensor)}
         copied = download(*tensors.values())
 
         def arrived() -> Evidence:
@@ -113,6 +114,11 @@ def check_forgetting(forgetting: float) -> None:
         raise ConfigError(f"forgetting is {forgetting}; it must lie in (0, 1], 1 = remember all")
 
 
+def numbered(workers: Iterable[int]) -> dict[int, int]:
+    """The position of each worker."""
+    return {worker: position for position, worker in enumerate(workers)}
+
+
 class CountTrust:
     """p = mismatches / votes cast, over the rounds before this one (paper, eq. 4), pooled over coordinates.
 
@@ -134,11 +140,9 @@ class CountTrust:
     def crossover(self, workers: Sequence[int]) -> Tensor:
         """The p of these workers, (workers, groups) float64."""
         nothing = torch.zeros(2, self.groups, dtype=torch.float64)
-        everybody = sum(self._counts.values(), nothing)
-        average = torch.where(everybody[1] > 0, everybody[0] / everybody[1], PRIOR)
+        average = _crossover(sum(self._counts.values(), nothing), PRIOR)
         counts = [self._counts.get(worker, nothing) for worker in workers]
-        mismatches, cast = torch.stack(counts, 1)
-        return torch.where(cast > 0, mismatches / cast, average)  # (paper, eq. 4)
+        return _crossover(torch.stack(counts, 1), average)
 
     def learn(self, evidence: Evidence) -> None:
         """Count one round."""
@@ -158,10 +162,20 @@ class CountTrust:
         counts = torch.zeros(len(self._counts), 2, self.groups, dtype=torch.float64)
         for row, known in zip(counts, self._counts.values(), strict=True):
             row.copy_(known)
-        return {"workers": list(self._counts), "counts": counts}
+        return {
+            "workers": list(self._counts),
+            "counts": counts,
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         workers = state["workers"]
         counts = state["counts"].clone()
         self._counts = dict(zip(workers, counts, strict=True))
+
+
+def _crossover(counts: Tensor, otherwise: Tensor | float) -> Tensor:
+    """Counts (2, ...) of mismatches and of votes cast to p; `otherwise` where no vote was cast."""
+    mismatches, cast = counts
+    p = mismatches / cast  # (paper, eq. 4)
+    return torch.where(cast > 0, p, otherwise)

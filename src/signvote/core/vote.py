@@ -96,12 +96,15 @@ def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
     """
     if math.isinf(cap):
         return weights
-    size = torch.ones(len(weights), 1) if sizes is None else sizes[:, None]
-    relative = weights / size.double()
+    if sizes is None:
+        sizes = torch.ones(len(weights))
+    size = sizes.double()[:, None]
+    relative = weights / size
     largest = relative.amax(0, keepdim=True)
     floor = torch.ceil(largest * size / cap)
     raised = torch.where(weights > 0, weights.maximum(floor), weights)
-    fitting = (LARGEST / raised.amax(0, keepdim=True)).clamp(0, 1)
+    highest = raised.amax(0, keepdim=True)
+    fitting = (LARGEST / highest).clamp(0, 1)
     return torch.ceil(raised * fitting).to(weights.dtype)
 
 
@@ -121,7 +124,8 @@ def roots(batch_sizes: Sequence[int]) -> Tensor:
     declared = [size for size in batch_sizes if size]
     smallest = min(declared, default=1)
     sizes = [size or smallest for size in batch_sizes]
-    return torch.sqrt(torch.tensor(sizes, dtype=torch.float64) / smallest)
+    ratios = torch.tensor(sizes, dtype=torch.float64) / smallest
+    return torch.sqrt(ratios)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
