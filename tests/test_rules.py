@@ -282,6 +282,23 @@ def test_votes_outside_what_a_rule_owns_are_refused() -> None:
             rule.vote(empty_decision(n, None), votes, None)
 
 
+def test_weights_per_coordinate_are_of_the_coordinates_owned() -> None:
+    """Without planes: of the whole layout, or of the ranges that are counted here."""
+    whole, part = ItSignSGD(LAYOUT, warmup=0), ItSignSGD(LAYOUT, warmup=0)
+    part.own([(64, 128), (192, N)])
+    for t in range(1, 4):
+        parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(t, ternary=True), t).values()]
+        for rule in (whole, part):
+            for a, b in rule.ranges:
+                seen = rule.vote(empty_decision(b - a, None), Votes.stack(parsed, a, b - a), None)
+            rule.learn(seen)
+    voters = Voters(workers=tuple(range(7)))
+    everywhere = whole.weights(voters)
+    assert everywhere.shape == (7, N)
+    assert torch.equal(part.weights(voters), torch.cat([everywhere[:, 64:128], everywhere[:, 192:]], 1))
+    assert whole.weights(Voters(workers=(3, 99))).shape == (2, N), "a new worker has weights, too"
+
+
 @pytest.mark.parametrize("span", [(5, 64), (64, 70), (-64, 64), (256, 320), (128, 64)])
 def test_what_a_rule_owns_is_whole_words(span: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=r"is no run of whole words of \(0, 300\)"):

@@ -274,3 +274,23 @@ def test_evidence_adds() -> None:
     assert both.common is not None
     assert both.common.item() == 2
     assert (plain + plain).differ is None
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_evidence_arrives_without_workers_that_did_not_vote(paired: bool) -> None:
+    counts = torch.arange(3)[:, None]
+    pairs = torch.arange(9).view(1, 3, 3) if paired else None
+    present = torch.tensor([True, False, True])
+    seen = Evidence(
+        workers=(4, 5, 6), mismatches=counts, cast=counts + 10, differ=pairs, common=pairs, present=present
+    )
+    found = seen.sent()()
+    assert found.workers == (4, 6)
+    assert found.mismatches.tolist() == [[0], [2]]
+    assert found.cast.tolist() == [[10], [12]]
+    assert found.present is None
+    for counted_pairs in (found.differ, found.common):
+        assert (counted_pairs is not None) == paired
+        assert counted_pairs is None or counted_pairs.tolist() == [[[0, 2], [6, 8]]]
+    whole = Evidence(workers=(4, 5, 6), mismatches=counts, cast=counts, present=torch.ones(3).bool())
+    assert whole.sent()().workers == (4, 5, 6)

@@ -15,6 +15,8 @@ from signvote.core import theory
 from signvote.core.bits import unpack_signs
 from signvote.core.vote import (
     LARGEST,
+    Voters,
+    Votes,
     empty_decision,
     everywhere,
     fixed_point,
@@ -145,3 +147,11 @@ def test_scaling_tells_workers_near_one_half_apart() -> None:
 def test_everywhere(n: int) -> None:
     assert unpack(everywhere(n), n).all()
     assert not unpack(everywhere(n), -(-n // 64) * 64)[n:].any()
+
+
+def test_voters_that_declare_nothing_have_batch_sizes_of_zero() -> None:
+    assert Voters(workers=(3, 7)).batch_sizes == (0, 0)
+    assert Voters(workers=(3, 7), batch_sizes=(4, 0)).batch_sizes == (4, 0)
+    votes = Votes(workers=(3,), planes=obvious.planes_of([[1]]), n=1)
+    assert isinstance(votes, Voters), "a rule is asked for weights with votes, too"
+    assert votes.batch_sizes == (0,)

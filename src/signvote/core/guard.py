@@ -25,6 +25,8 @@ from signvote.errors import ConfigError
 from signvote.kernels import WORD, Planes, backend, upload, words_for
 from signvote.kernels.reference import chances
 
+Key = tuple[int, int, torch.device]  # first coordinate, number of coordinates, device
+
 
 class Chosen(NamedTuple):
     """The words of a group that belong to the sample."""
@@ -59,35 +61,42 @@ class Sample:
         self.groups = groups
         self.share = size / groups[-1][1]
         self._coin = coin
-        self._cache: dict[tuple[int, int, torch.device], list[Chosen]] = {}
+        self._cache: dict[Key, list[Chosen]] = {}
 
     def pairs(self, votes: Votes) -> tuple[Tensor, Tensor]:
         """On how many coordinates two workers differ, and on how many both voted: (groups, M, M) each."""
         if votes.first % WORD:
             raise ConfigError(f"votes begin at coordinate {votes.first}; it must be a multiple of {WORD}")
-        device = votes.planes.signs.device
-        kernels = backend(device)
         m = len(votes.workers)
-        counts = torch.zeros(2, len(self.groups), m, m, dtype=torch.int64, device=device)
+        counts = torch.zeros(
+            (2, len(self.groups), m, m),
+            dtype=torch.int64,
+            device=votes.device,
+        )
         differ, common = counts
+        kernels = backend(votes.device)
         for g, chosen in enumerate(self._chosen(votes)):
             if chosen.n:
                 planes = chosen.planes(votes.planes)
-                differ[g], common[g] = kernels.disagreements(planes, chosen.n)
+                seen = kernels.disagreements(planes, chosen.n)
+                differ[g], common[g] = seen
         return differ, common
 
     def _chosen(self, votes: Votes) -> list[Chosen]:
         """The words to compare for each group, from the cache if these coordinates were voted on before."""
-        key = (votes.first, votes.n, votes.planes.signs.device)
+        key = (votes.first, votes.n, votes.device)
         if key not in self._cache:
             self._cache[key] = self._choose(*key)
         return self._cache[key]
 
     def _choose(self, first: int, n: int, device: torch.device) -> list[Chosen]:
-        """The words to compare for each group; the last word of the votes may be short."""
+        """The words to compare for each group; the last word of the votes may be padded."""
         first_word = first // WORD
         count = words_for(n)
-        in_sample = chances(self._coin.after(first_word), count) < self.share
+        last_word = count - 1
+        padding = count * WORD - n
+        coin = self._coin.after(first_word)
+        in_sample = chances(coin, count) < self.share
         words = in_sample.nonzero()[:, 0]
         coordinates = (first_word + words) * WORD
         found = []
@@ -95,9 +104,10 @@ class Sample:
             inside = (start <= coordinates) & (coordinates < stop)
             mine = words[inside]
             size = len(mine) * WORD
-            if len(mine) and mine[-1] == count - 1:
-                size -= count * WORD - n
-            found.append(Chosen(_index(mine, device), size))
+            if (mine == last_word).any():
+                size -= padding
+            index = _index(mine, device)
+            found.append(Chosen(index, size))
         return found
 
 
@@ -135,16 +145,20 @@ class GuardedTrust:
 
     def verdict(self, workers: Sequence[int]) -> Verdict | None:
         """The verdict on these workers. A new worker is believable and no copy. None: no verdict."""
-        if self._verdict is None:
+        known = self._verdict
+        if known is None:
             return None
         index = self.pairs.index
-        unknown = len(index)
-        at = torch.tensor([index.get(worker, unknown) for worker in workers])
-        believable = pad(self._verdict.believable, (0, 0, 0, 1), value=True)[at]
-        unit = pad(self._verdict.unit, (0, 1))[at]
-        alone = unknown + torch.arange(len(at))
-        unit = torch.where(at < unknown, unit, alone)
-        return Verdict(believable=believable, unit=unit)
+        new = len(index)  # a row for all new workers
+        rows = [index.get(worker, new) for worker in workers]
+        at = torch.tensor(rows)
+        believable = pad(known.believable, (0, 0, 0, 1), value=True)
+        unit = pad(known.unit, (0, 1))
+        alone = new + torch.arange(len(rows))
+        return Verdict(
+            believable=believable[at],
+            unit=torch.where(at < new, unit[at], alone),
+        )
 
     def learn(self, evidence: Evidence) -> None:
         """Add the evidence of a whole round."""

@@ -88,7 +88,8 @@ class CoordinateTrust:
             return self.FULL
         half_life = math.log(0.5) / math.log(forgetting)
         rounds = round(2 * half_life)
-        return max(2, min(self.FULL, rounds))
+        fitting = min(rounds, self.FULL)
+        return max(2, fitting)
 
     def admit(self, workers: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Add counters for new workers, and move all counters to this device."""
@@ -97,9 +98,10 @@ class CoordinateTrust:
         if not new:
             return
         known = self.counters
-        words, slots, _ = known.shape
-        self.counters = known.new_zeros(words, slots + len(new), WORD)
-        self.counters[:, :slots] = known
+        words, old_slots, _ = known.shape
+        slots = old_slots + len(new)
+        self.counters = known.new_zeros(words, slots, WORD)
+        self.counters[:, :old_slots] = known
         for worker in new:
             self.slots[worker] = len(self.slots)
             self._rounds[worker] = 0
@@ -133,7 +135,8 @@ class CoordinateTrust:
     def _table(self, past: Past) -> Tensor:
         """-w for each value of a counter, then +w: what a vote of -1 or +1 adds to the tally."""
         halves = torch.arange(past.values, dtype=torch.float64)
-        p = halves / max(1, 2 * past.rounds)  # (paper, eq. 4)
+        rounds = max(1, past.rounds)
+        p = halves / (2 * rounds)  # (paper, eq. 4)
         weights = fixed_point(llr_weights(p, max_llr=self.max_llr))  # (paper, eq. 3)
         if past.is_warmup:
             weights.fill_(ONE)
@@ -148,8 +151,10 @@ class CoordinateTrust:
                 self._halve(worker)
 
     def _halve(self, worker: int) -> None:
-        counters = self.counters[:, self.slots[worker]]
-        counters.copy_(counters.to(torch.int32) >> 1)
+        slot = self.slots[worker]
+        counters = self.counters[:, slot]
+        halved = counters.to(torch.int32) >> 1
+        counters.copy_(halved)
         self._rounds[worker] //= 2
 
     def forget(self, worker: int) -> None:
@@ -161,7 +166,8 @@ class CoordinateTrust:
         del self._seen[worker]
         columns = list(self.slots.values())
         bits = self.counters.view(torch.int16)  # CUDA indexes no uint16
-        self.counters = bits[:, columns].contiguous().view(torch.uint16)
+        left = bits[:, columns].contiguous()
+        self.counters = left.view(torch.uint16)
         self.slots = numbered(self.slots)
 
     def state_dict(self) -> State:
@@ -177,16 +183,19 @@ class CoordinateTrust:
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         workers = state["workers"]
+        rounds = state["rounds"]
+        seen = state["seen"]
         self.slots = numbered(workers)
-        self._rounds = dict(zip(workers, state["rounds"], strict=True))
-        self._seen = dict(zip(workers, state["seen"], strict=True))
+        self._rounds = dict(zip(workers, rounds, strict=True))
+        self._seen = dict(zip(workers, seen, strict=True))
         self.counters = state["counters"].clone()
 
 
 def _padded(tables: Sequence[Tensor]) -> Tensor:
     """Tables as rows, followed by zeros: at least one, the weight of a missing vote."""
     longest = max(len(table) for table in tables)
-    rows = torch.zeros(len(tables), longest + 1, dtype=torch.int32)
+    width = longest + 1
+    rows = torch.zeros(len(tables), width, dtype=torch.int32)
     for row, table in zip(rows, tables, strict=True):
         row[: len(table)] = table
     return rows
@@ -231,8 +240,9 @@ class ItSignSGD(Rule):
             if not _is_whole_words(start, stop, size):
                 raise ConfigError(f"range ({start}, {stop}) is no run of whole words of (0, {size})")
         self.ranges = tuple(ranges)
+        sizes = [stop - start for start, stop in ranges]
         self.trust = CoordinateTrust(
-            sum(stop - start for start, stop in ranges),
+            sum(sizes),
             warmup=self.warmup,
             max_llr=self.max_llr,
             forgetting=self.forgetting,
@@ -241,15 +251,21 @@ class ItSignSGD(Rule):
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The kernel decides and updates the counters of these coordinates in one pass."""
-        device = votes.planes.signs.device
+        self.trust.admit(votes.workers, votes.device)
+        word = self._word(votes)
         words = votes.planes.signs.shape[1]
-        self.trust.admit(votes.workers, device)
-        weights = self.trust.weights(votes.workers, self._word(votes), words)
+        weights = self.trust.weights(votes.workers, word, words)
         if votes.present is not None:
             slots = torch.where(votes.present, weights.slots, -1)
             weights = weights._replace(slots=slots)
-        kernels = backend(device)
-        mismatches, cast = kernels.vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
+        kernels = backend(votes.device)
+        mismatches, cast = kernels.vote_by_coordinate_(
+            out,
+            votes.planes,
+            weights,
+            coin,
+            votes.n,
+        )
         return Evidence(
             workers=votes.workers,
             mismatches=mismatches[:, None],
@@ -261,10 +277,12 @@ class ItSignSGD(Rule):
         """The weight at every coordinate owned, (workers, coordinates) int32: to inspect, not to decide."""
         trust = self.trust
         trust.admit(voters.workers, trust.counters.device)
-        known = trust.weights(voters.workers, 0, len(trust.counters))
+        words = len(trust.counters)
+        known = trust.weights(voters.workers, 0, words)
         bits = known.counters.view(torch.int16)[:, known.slots]
         rows = bits.transpose(0, 1).flatten(1)
-        counters = rows[:, : trust.n].int() & 0xFFFF
+        signed = rows[:, : trust.n].int()
+        counters = signed & 0xFFFF
         table = known.table_of[:, None]
         positive = known.sizes[:, None] + counters  # where +w stands
         return known.tables[table, positive]
@@ -275,7 +293,8 @@ class ItSignSGD(Rule):
         last = first + votes.n
         before = 0
         for start, stop in self.ranges:
-            if start <= first and last <= stop and first % WORD == 0:
+            inside = start <= first and last <= stop
+            if inside and first % WORD == 0:
                 return before + (first - start) // WORD
             before += words_for(stop - start)
         raise ConfigError(
@@ -290,7 +309,8 @@ class ItSignSGD(Rule):
 
     def load_state_dict(self, state: State, *parts: State) -> None:
         """See Rule. Each counter comes from the state whose ranges hold its coordinate."""
-        states = (state, *parts) if state.get("rule") == self.name else ()
+        is_mine = state.get("rule") == self.name
+        states = (state, *parts) if is_mine else ()
         workers = len(state.get("workers", ()))
         counters, missing = self._gathered(states, workers)
         super().load_state_dict(state | {"counters": counters})
@@ -299,17 +319,19 @@ class ItSignSGD(Rule):
 
     def _gathered(self, states: Sequence[State], workers: int) -> tuple[Tensor, int]:
         """The counters of the words owned here, and how many of these words are in no state."""
+        size = self.layout.size
         owned = _words(self.ranges)
-        place = torch.full((words_for(self.layout.size),), -1)
+        place = torch.full((words_for(size),), -1)
         place[owned] = torch.arange(len(owned))
         bits = torch.zeros(len(owned), workers, WORD, dtype=torch.int16)
         found = torch.zeros(len(owned), dtype=torch.bool)
         for state in states:
-            ranges = state.get("ranges", [(0, self.layout.size)])
+            ranges = state.get("ranges", [(0, size)])
             at = place[_words(ranges)]
             wanted = at >= 0
             rows = at[wanted]
-            bits[rows] = state["counters"].view(torch.int16)[wanted]
+            counters = state["counters"].view(torch.int16)
+            bits[rows] = counters[wanted]
             found[rows] = True
         missing = int((~found).sum())
         return bits.view(torch.uint16), missing
@@ -317,9 +339,11 @@ class ItSignSGD(Rule):
 
 def _is_whole_words(start: int, stop: int, size: int) -> bool:
     """Whether a range within (0, size), possibly empty, starts at a word and ends at one or at size."""
-    inside = 0 <= start < stop <= size or start == stop
+    inside = 0 <= start < stop <= size
+    empty = start == stop
+    starts_word = start % WORD == 0
     ends_word = stop % WORD == 0 or stop >= size
-    return start % WORD == 0 and inside and ends_word
+    return (inside or empty) and starts_word and ends_word
 
 
 def _words(ranges: Ranges) -> Tensor:

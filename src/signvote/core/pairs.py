@@ -58,13 +58,15 @@ class PairCounts:
         new = torch.stack([evidence.differ, evidence.common])
         new = new.view(2, self.groups, workers, workers)
         known = self.counts[:, :, rows, columns]
-        self.counts[:, :, rows, columns] = known * self.forgetting + new
+        kept = known * self.forgetting
+        self.counts[:, :, rows, columns] = kept + new
 
     def _admit(self, workers: Sequence[int]) -> None:
         """Add zero counts for new workers."""
         for worker in workers:
             self.index.setdefault(worker, len(self.index))
-        more = len(self.index) - self.counts.shape[-1]
+        known = self.counts.shape[-1]
+        more = len(self.index) - known
         self.counts = pad(self.counts, (0, more, 0, more))
 
     def rows(self, workers: Sequence[int]) -> Tensor:
@@ -79,7 +81,8 @@ class PairCounts:
         del self.index[worker]
         left = list(self.index)
         at = self.rows(left)
-        self.counts = self.counts[:, :, at][..., at]
+        counts = self.counts[:, :, at]
+        self.counts = counts[..., at]
         self.index = numbered(left)
 
     def state_dict(self) -> State:
@@ -91,10 +94,10 @@ class PairCounts:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
-        workers = state["workers"]
+        self.index = numbered(state["workers"])
+        workers = len(self.index)
         counts = state["counts"].clone()
-        self.index = numbered(workers)
-        self.counts = counts.view(2, self.groups, len(workers), len(workers))
+        self.counts = counts.view(2, self.groups, workers, workers)
 
 
 # ---- the rank-one fit ----------------------------------------------------------------------------
@@ -115,11 +118,12 @@ def leading_eigenvector(c: Tensor) -> tuple[Tensor, Tensor]:
 
 def oriented(e: Tensor) -> Tensor:
     """Vectors (..., workers) times +1 or -1, so that most workers are positive; in a tie, their sum is."""
-    balance = e.sign().sum(-1, keepdim=True)
+    signs = e.sign()
+    balance = signs.sum(-1, keepdim=True)
     total = e.sum(-1, keepdim=True)
-    minority = balance < 0
     tie = balance == 0
-    wrong = minority | (tie & (total < 0))
+    wrong_in_tie = tie & (total < 0)
+    wrong = (balance < 0) | wrong_in_tie
     return torch.where(wrong, -e, e)
 
 
@@ -135,8 +139,8 @@ class AgreementTrust(PairCounts):
         if not known:
             return _prior(len(workers))
         at = self.rows(known)
-        among = self.counts[:, 0][:, at][:, :, at]
-        differ, common = among
+        counts = self.counts[:, 0]
+        differ, common = counts[:, at][:, :, at]
         c = correlation(differ, common)
         fitted = agreement_crossover(c).tolist()
         average = sum(fitted) / len(fitted)
@@ -167,7 +171,10 @@ def agreement_crossover(c: Tensor) -> Tensor:
         with_i = c[i]
         ratios = (with_i[:, None] * with_i / c).abs()  # over j, k; NaN where two of i, j, k are equal
         usable = ratios.isfinite()
-        squares[i] = _weighted_median(ratios[usable], size[usable])
+        squares[i] = _weighted_median(
+            ratios[usable],
+            weights=size[usable],
+        )
     _, vector = leading_eigenvector(c.nan_to_num())
     signs = oriented(vector).sign()
     magnitude = squares.sqrt().clamp(max=1)
@@ -185,10 +192,11 @@ def _weighted_median(values: Tensor, weights: Tensor) -> float:
     if not values.numel():
         return 0.0
     order = values.argsort()
+    ordered = values[order]
     reached = weights[order].cumsum(0)
     half = reached[-1] / 2
     middle = torch.searchsorted(reached, half)
-    return float(values[order][middle])
+    return float(ordered[middle])
 
 
 # ---- copies --------------------------------------------------------------------------------------
@@ -207,7 +215,8 @@ def copies(c: Tensor) -> Tensor:
     if workers < 4 or not alike.any():
         return torch.arange(workers)
     i, j = alike.nonzero(as_tuple=True)
-    middle = (1 + _explained(c, i, j)) / 2
+    explained = _explained(c, i, j)
+    middle = (1 + explained) / 2
     limit = middle.clamp_max(SAME)
     copied = c[i, j] > limit
     first = i[copied]
@@ -220,14 +229,16 @@ def copies(c: Tensor) -> Tensor:
 
 def _explained(c: Tensor, i: Tensor, j: Tensor) -> Tensor:
     """The correlation of each pair (i, j) that other workers explain, in [0, 1]; 0 if they cannot."""
-    met = torch.where(c == 0, torch.nan, c)
+    never_met = c == 0
+    met = torch.where(never_met, torch.nan, c)
     thirds = _most_typical(c)
     is_i = thirds == i[:, None]
     is_j = thirds == j[:, None]
     own = is_i | is_j
-    with_i = torch.where(own, torch.nan, met[i][:, thirds])
-    with_j = torch.where(own, torch.nan, met[j][:, thirds])
-    among = met[thirds][:, thirds]
+    with_thirds = met[:, thirds]
+    with_i = torch.where(own, torch.nan, with_thirds[i])
+    with_j = torch.where(own, torch.nan, with_thirds[j])
+    among = with_thirds[thirds]
     products = with_i[:, :, None] * with_j[:, None]
     ratios = (products / among).flatten(1)
     medians = ratios.nanmedian(1).values
@@ -276,7 +287,8 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     believable workers are no majority: then a few may be misleading many.
     """
     d, n = _with_whole(differ, common)
-    c = torch.where(n > 0, correlation(d, n), 0.0)
+    met = n > 0
+    c = torch.where(met, correlation(d, n), 0.0)
     _clear_diagonal_(c)
     if not c.isfinite().all():
         return None
@@ -285,7 +297,8 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     if overall.isnan().all():
         return None
     believable = ~(overall <= SIGNIFICANT)  # NaN is believable
-    if 2 * int(believable.sum()) <= len(unit):
+    count = int(believable.sum())
+    if 2 * count <= len(unit):
         return None
     believable = believable[:, None]
     if local:
@@ -323,7 +336,8 @@ def _scores(c: Tensor, n: Tensor, unit: Tensor) -> Tensor:
     _clear_diagonal_(among)
     value, vector = leading_eigenvector(among)
     e = oriented(vector @ members.T)
-    z = _standardized(c, n, e, share.sum(1), unit)
+    own_share = share.sum(1)
+    z = _standardized(c, n, e, own_share, unit)
     noise = (units / _compared(n)).sqrt()
     significant = value > SIGNIFICANT * noise
     return torch.where(significant[:, None], z, torch.nan)
@@ -339,9 +353,10 @@ def _standardized(
     """Agreement with the other units in standard deviations: the equation of `judge`."""
     foreign = unit != unit[:, None]
     mine = e * share  # copies share one vote
-    agreement = (c * foreign) @ mine[:, :, None]
-    met = n > 0
-    variances = torch.where(met & foreign, 1 / n, 0.0)
+    with_others = c * foreign
+    agreement = with_others @ mine[:, :, None]
+    compared = (n > 0) & foreign
+    variances = torch.where(compared, 1 / n, 0.0)
     squares = mine * e  # copies err alike
     variance = variances @ squares[:, :, None]
     z = agreement / variance.sqrt()
@@ -352,7 +367,7 @@ def _compared(n: Tensor) -> Tensor:
     """The mean number of coordinates on which two workers that met were compared, at least 1."""
     met = (n > 0).double()
     _clear_diagonal_(met)
-    pairs = met.sum((1, 2))
+    pairs = met.sum((1, 2)).clamp_min(1)
     coordinates = (met * n).sum((1, 2))
-    mean = coordinates / pairs.clamp_min(1)
+    mean = coordinates / pairs
     return mean.clamp_min(1)

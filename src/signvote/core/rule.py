@@ -113,27 +113,40 @@ class WeightedRule(Rule):
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule."""
-        device = votes.planes.signs.device
-        kernels = backend(device)
         present = votes.present
         weights = self.weights(votes)
         if present is not None:
-            weights = upload(weights, device) * present[:, None]
-        workers = len(votes.workers)
-        counts = torch.zeros(2, workers, len(self.groups), dtype=torch.int64, device=device)
-        mismatches, cast = counts
-        for g, (start, stop) in enumerate(self.groups):
-            begin = max(0, start - votes.first)
-            end = min(votes.n, stop - votes.first)
-            if begin < end:
-                mine = weights[:, g].contiguous()
-                seen = kernels.vote_(out, votes.planes, mine, coin, (begin, end))
-                mismatches[:, g], cast[:, g] = seen
+            weights = upload(weights, votes.device) * present[:, None]
+        counts = self._decide(out, votes, weights, coin)
         if present is not None:
             counts *= present[:, None]
         return Evidence(
             workers=votes.workers,
-            mismatches=mismatches,
-            cast=cast,
+            mismatches=counts[0],
+            cast=counts[1],
             present=present,
         )
+
+    def _decide(
+        self,
+        out: Planes,
+        votes: Votes,
+        weights: Tensor,
+        coin: Coin | None,
+    ) -> Tensor:
+        """Decide group by group; the mismatches and the votes cast, (2, workers, groups)."""
+        counts = torch.zeros(
+            (2, len(votes.workers), len(self.groups)),
+            dtype=torch.int64,
+            device=votes.device,
+        )
+        kernels = backend(votes.device)
+        for g, (start, stop) in enumerate(self.groups):
+            begin = max(0, start - votes.first)
+            end = min(votes.n, stop - votes.first)
+            if begin < end:
+                column = weights[:, g].contiguous()
+                seen = kernels.vote_(out, votes.planes, column, coin, (begin, end))
+                counts[0, :, g] = seen[0]
+                counts[1, :, g] = seen[1]
+        return counts

@@ -55,7 +55,8 @@ class Majority(WeightedRule):
 
     def weights(self, voters: Voters) -> Tensor:
         """1 for every worker."""
-        return torch.full((len(voters.workers), 1), ONE, dtype=torch.int32)
+        shape = (len(voters.workers), 1)
+        return torch.full(shape, ONE, dtype=torch.int32)
 
 
 class Pooled(WeightedRule):
@@ -92,8 +93,9 @@ class Pooled(WeightedRule):
     def weights(self, voters: Voters) -> Tensor:
         """log((1 - p) / p) of the pooled p (paper, eq. 3), scaled and capped."""
         p = self.trust.crossover(voters.workers)
-        learned = fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
-        return capped(learned, self.cap)
+        learned = llr_weights(p, max_llr=self.max_llr)
+        integers = fixed_point(scaled(learned))
+        return capped(integers, self.cap)
 
     def identity(self) -> State:
         """See Rule. Counts per tensor do not fit a rule that counts per worker."""
@@ -142,13 +144,14 @@ class Agreement(WeightedRule):
 
     def weights(self, voters: Voters) -> Tensor:
         """log((1 - p) / p) of the p that agreement shows (paper, eq. 3), scaled."""
-        p = self.trust.crossover(voters.workers)[:, None]
-        return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
+        p = self.trust.crossover(voters.workers)
+        learned = llr_weights(p, max_llr=self.max_llr)
+        return fixed_point(scaled(learned[:, None]))
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The evidence also counts all pairs of workers."""
         evidence = super().vote(out, votes, coin)
-        kernels = backend(votes.planes.signs.device)
+        kernels = backend(votes.device)
         differ, common = kernels.disagreements(votes.planes, votes.n)
         return replace(evidence, differ=differ, common=common)
 
@@ -208,9 +211,11 @@ class Robust(WeightedRule):
         believed = fixed_point(scaled(pooled * verdict.believable))
         sizes = roots(voters.batch_sizes) if self.by_size else None
         within = capped(believed, self.cap, sizes)
-        sharing = (verdict.unit == verdict.unit[:, None]).sum(1, keepdim=True)
+        same_unit = verdict.unit == verdict.unit[:, None]
+        sharing = same_unit.sum(1, keepdim=True)
         shared = torch.div(within, sharing, rounding_mode="trunc").int()
-        return torch.where((shared > 0).any(0), shared, plain)
+        somebody_left = (shared > 0).any(0)
+        return torch.where(somebody_left, shared, plain)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The evidence also counts pairs of workers, on the sample."""
@@ -224,7 +229,15 @@ class Robust(WeightedRule):
 
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Majority, ItSignSGD, Pooled, KnownBatch, Agreement, Robust)
+    rule.name: rule
+    for rule in (
+        Majority,
+        ItSignSGD,
+        Pooled,
+        KnownBatch,
+        Agreement,
+        Robust,
+    )
 }
 
 

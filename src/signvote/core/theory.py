@@ -26,16 +26,19 @@ def llr_integers(crossover: Floats) -> list[int]:
     [1125, 0]
     """
     p = torch.tensor(crossover, dtype=torch.float64)
-    weights: list[int] = fixed_point(llr_weights(p)).tolist()
-    return weights
+    weights = fixed_point(llr_weights(p))
+    integers: list[int] = weights.tolist()
+    return integers
 
 
 def tally_distribution(crossover: Floats, weights: Sequence[int]) -> Distribution:
     """P(sum_m w[m] Y[m] = s) for s = -W .. W with W = sum |w|: one convolution per worker."""
-    if len(crossover) != len(weights):
-        raise ConfigError(f"{len(crossover)} crossover probabilities, but {len(weights)} weights")
+    workers = len(crossover)
+    if workers != len(weights):
+        raise ConfigError(f"{workers} crossover probabilities, but {len(weights)} weights")
     total = sum(abs(w) for w in weights)
-    chances: Distribution = np.zeros(2 * total + 1)
+    size = 2 * total + 1
+    chances: Distribution = np.zeros(size)
     chances[total] = 1.0
     for p, w in zip(crossover, weights, strict=True):
         right = np.roll(chances, w)
@@ -53,9 +56,7 @@ def error_probability(crossover: Floats, weights: Sequence[int]) -> float:
     0.028...
     """
     chances = tally_distribution(crossover, weights)
-    zero = len(chances) // 2
-    negative = chances[:zero].sum()
-    return float(negative + chances[zero] / 2)
+    return _chance_below_zero(chances, _tallies(chances))
 
 
 def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -> float:
@@ -69,21 +70,27 @@ def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -
     >>> observed_crossover([0.5] * 15, [1] * 15, worker=0)
     0.395...
     """
-    others = [m for m in range(len(weights)) if m != worker]
+    workers = range(len(weights))
+    others = [m for m in workers if m != worker]
     chances = tally_distribution(
         [crossover[m] for m in others],
         [weights[m] for m in others],
     )
-    middle = len(chances) // 2
-    tallies = np.arange(len(chances)) - middle  # of the others
+    tallies = _tallies(chances)  # of the others
     p = crossover[worker]
     w = weights[worker]
-    right_overruled = _negative(chances, tallies + w)
-    wrong_overruled = _negative(chances, w - tallies)
+    right_overruled = _chance_below_zero(chances, tallies + w)
+    wrong_overruled = _chance_below_zero(chances, w - tallies)
     return (1 - p) * right_overruled + p * wrong_overruled
 
 
-def _negative(chances: Distribution, tallies: Integers) -> float:
+def _tallies(chances: Distribution) -> Integers:
+    """The tallies of a distribution: -W .. W."""
+    middle = len(chances) // 2
+    return np.arange(-middle, middle + 1)
+
+
+def _chance_below_zero(chances: Distribution, tallies: Integers) -> float:
     """The probability that a tally is negative; zero counts half."""
     negative = chances[tallies < 0].sum()
     zero = chances[tallies == 0].sum()

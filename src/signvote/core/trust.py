@@ -61,7 +61,8 @@ class Evidence:
             evidence = Evidence(workers=self.workers, **counts)
             if present is None or bool(present.all()):
                 return evidence
-            return evidence._of(present.nonzero()[:, 0])
+            rows = present.nonzero()[:, 0]
+            return evidence._of(rows)
 
         return arrived
 
@@ -140,7 +141,8 @@ class CountTrust:
     def crossover(self, workers: Sequence[int]) -> Tensor:
         """The p of these workers, (workers, groups) float64."""
         nothing = torch.zeros(2, self.groups, dtype=torch.float64)
-        average = _crossover(sum(self._counts.values(), nothing), PRIOR)
+        total = sum(self._counts.values(), nothing)
+        average = _crossover(total, PRIOR)
         counts = [self._counts.get(worker, nothing) for worker in workers]
         return _crossover(torch.stack(counts, 1), average)
 
@@ -148,10 +150,10 @@ class CountTrust:
         """Count one round."""
         for counts in self._counts.values():
             counts *= self.forgetting
-        new = torch.stack([evidence.mismatches, evidence.cast]).double()
-        for m, worker in enumerate(evidence.workers):
+        both = torch.stack([evidence.mismatches, evidence.cast], 1)  # (workers, 2, groups)
+        for worker, new in zip(evidence.workers, both.double(), strict=True):
             known = self._counts.get(worker, 0)
-            self._counts[worker] = known + new[:, m]
+            self._counts[worker] = known + new
 
     def forget(self, worker: int) -> None:
         """Drop everything about a worker."""
@@ -159,7 +161,8 @@ class CountTrust:
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        counts = torch.zeros(len(self._counts), 2, self.groups, dtype=torch.float64)
+        workers = len(self._counts)
+        counts = torch.zeros(workers, 2, self.groups, dtype=torch.float64)
         for row, known in zip(counts, self._counts.values(), strict=True):
             row.copy_(known)
         return {

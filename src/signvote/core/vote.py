@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.ballot import Ballot
-from signvote.core.bits import bytes_for, plane_to_bytes
+from signvote.core.bits import Bytes, bytes_for, plane_to_bytes
 from signvote.errors import ConfigError
 from signvote.kernels import WORD, Coin, Planes, words_for
 
@@ -102,7 +102,8 @@ def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
     relative = weights / size
     largest = relative.amax(0, keepdim=True)
     floor = torch.ceil(largest * size / cap)
-    raised = torch.where(weights > 0, weights.maximum(floor), weights)
+    at_least = weights.maximum(floor)
+    raised = torch.where(weights > 0, at_least, weights)
     highest = raised.amax(0, keepdim=True)
     fitting = (LARGEST / highest).clamp(0, 1)
     return torch.ceil(raised * fitting).to(weights.dtype)
@@ -141,7 +142,8 @@ class Voters:
 
     def __post_init__(self) -> None:
         if not self.batch_sizes:
-            object.__setattr__(self, "batch_sizes", (0,) * len(self.workers))
+            undeclared = (0,) * len(self.workers)
+            object.__setattr__(self, "batch_sizes", undeclared)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,17 +155,24 @@ class Votes(Voters):
     first: int = 0
     present: Tensor | None = None  # (workers,) bool on the planes' device, False: abstains; None: all vote
 
+    @property
+    def device(self) -> torch.device:
+        """Where the planes are."""
+        return self.planes.signs.device
+
     @classmethod
     def stack(cls, ballots: Sequence[Ballot], first: int, n: int) -> Votes:
         """Stack coordinates first to first + n of these ballots; `first` must be a multiple of 8."""
-        at = slice(first // 8, bytes_for(first + n))
-        signs = torch.zeros(len(ballots), words_for(n), dtype=torch.int64)
+        stop = bytes_for(first + n)
+        at = slice(first // 8, stop)
+        signs = _empty_planes(len(ballots), n)
         for m, ballot in enumerate(ballots):
-            plane_to_bytes(signs[m], n)[:] = ballot.signs[at]
+            _write_bytes_(signs[m], ballot.signs[at], n)
+        support = _stacked_support(ballots, at, n)
         return cls(
             workers=tuple(ballot.worker for ballot in ballots),
             batch_sizes=tuple(ballot.batch_size for ballot in ballots),
-            planes=Planes(signs, _stacked_support(ballots, at, n)),
+            planes=Planes(signs, support),
             n=n,
             first=first,
         )
@@ -173,24 +182,38 @@ def _stacked_support(ballots: Sequence[Ballot], at: slice, n: int) -> Tensor | N
     """The support planes, of ones where a ballot has none; None if no ballot has one."""
     if all(ballot.support is None for ballot in ballots):
         return None
-    support = torch.zeros(len(ballots), words_for(n), dtype=torch.int64)
+    support = _empty_planes(len(ballots), n)
     for m, ballot in enumerate(ballots):
         if ballot.support is None:
             support[m] = everywhere(n)
         else:
-            plane_to_bytes(support[m], n)[:] = ballot.support[at]
+            _write_bytes_(support[m], ballot.support[at], n)
     return support
+
+
+def _empty_planes(rows: int, n: int) -> Tensor:
+    return torch.zeros(rows, words_for(n), dtype=torch.int64)
+
+
+def _write_bytes_(plane: Tensor, packed: Bytes, n: int) -> None:
+    plane_to_bytes(plane, n)[:] = packed
 
 
 def everywhere(n: int, device: torch.device | str = "cpu") -> Tensor:
     """A plane of n ones."""
-    plane = torch.full((words_for(n),), -1, dtype=torch.int64, device=device)
-    if n % WORD:
-        plane[-1] = (1 << n % WORD) - 1
+    words = words_for(n)
+    plane = torch.full((words,), -1, dtype=torch.int64, device=device)
+    bits_in_last = n % WORD
+    if bits_in_last:
+        plane[-1] = (1 << bits_in_last) - 1
     return plane
 
 
-def empty_decision(n: int, coin: Coin | None, device: torch.device | str = "cpu") -> Planes:
+def empty_decision(
+    n: int,
+    coin: Coin | None,
+    device: torch.device | str = "cpu",
+) -> Planes:
     """Planes to write a decision of n coordinates to; with a coin every coordinate is decided."""
     signs = torch.zeros(words_for(n), dtype=torch.int64, device=device)
     support = None if coin else torch.zeros_like(signs)
