@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +162,27 @@ def test_workers_join_leave_and_return(name: str, zeros: Zeros) -> None:
     server.forget(6)
     server.forget(1234)
     server.decide(99, ballots(signs(99, ternary=True), 99))
+
+
+@every_rule
+def test_a_worker_marked_absent_changes_nothing(name: str) -> None:
+    """`present` stays on the device: the decision and the evidence are those of the others."""
+    kind = name.split()[0]
+    y = signs(1, ternary=True)
+    parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(y, 1).values()]
+    there = torch.arange(7) != 2
+    masked = replace(Votes.stack(parsed, 0, N), batch_sizes=(0,) * 7, present=there)
+    others = replace(Votes.stack(parsed[:2] + parsed[3:], 0, N), batch_sizes=(0,) * 6)
+    found = []
+    for votes in (masked, others):
+        out = empty_decision(N, None)
+        seen = make_rule(kind, LAYOUT, **OPTIONS[name]).vote(out, votes, None)
+        found.append((unpack_signs(out, N), seen.sent()()))
+    (decision, evidence), (expected, expected_evidence) = found
+    assert torch.equal(decision, expected)
+    assert evidence.workers == expected_evidence.workers == (0, 1, 3, 4, 5, 6)
+    assert torch.equal(evidence.mismatches, expected_evidence.mismatches)
+    assert torch.equal(evidence.cast, expected_evidence.cast)
 
 
 @every_rule
