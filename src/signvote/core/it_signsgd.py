@@ -24,7 +24,7 @@ from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, backend, upl
 
 
 class Past(NamedTuple):
-    """What the weights of a worker depend on besides its counters: workers with equal pasts share a table."""
+    """The part of a worker's history that selects its table of weights; workers with equal pasts share one."""
 
     rounds: int  # in its counters
     is_warmup: bool
