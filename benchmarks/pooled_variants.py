@@ -26,7 +26,7 @@ from torch import Tensor
 
 from signvote.core.rules import RULES, Pooled
 from signvote.core.trust import Evidence
-from signvote.core.vote import ONE, Votes, empty_decision, fixed_point, llr_weights, scaled
+from signvote.core.vote import ONE, Voters, Votes, empty_decision, fixed_point, llr_weights, scaled
 from signvote.kernels import Coin, Planes, backend, upload
 from signvote.sim import Config, train
 from signvote.sim.machine import Machine
@@ -68,10 +68,10 @@ class Late(Pooled):
     name = "pooled-late"
     rounds = 0
 
-    def weights(self, votes: Votes) -> Tensor:
+    def weights(self, voters: Voters) -> Tensor:
         """1, or pooled's after the first rounds."""
-        learnt = super().weights(votes)
-        return learnt if self.rounds >= UNWEIGHTED else torch.full_like(learnt, ONE)
+        learned = super().weights(voters)
+        return learned if self.rounds >= UNWEIGHTED else torch.full_like(learned, ONE)
 
     def learn(self, evidence: Evidence) -> None:
         """As pooled, from the first round on."""
@@ -89,13 +89,13 @@ class Shrunk(Pooled):
     def __init__(self, layout: Any) -> None:
         super().__init__(layout, per="tensor")
 
-    def weights(self, votes: Votes) -> Tensor:
-        """Eq. (3) of the mixed crossover."""
+    def weights(self, voters: Voters) -> Tensor:
+        """log((1 - p) / p) of the mixed p (paper, eq. 3)."""
         nothing = torch.zeros(2, len(self.groups), dtype=torch.float64)
-        counts = torch.stack([self.trust._counts.get(w, nothing) for w in votes.workers], 1)
+        counts = torch.stack([self.trust._counts.get(w, nothing) for w in voters.workers], 1)
         whole = counts.sum(2, keepdim=True)
         if not whole[1].all():
-            return super().weights(votes)
+            return super().weights(voters)
         p = (counts[0] + PRIOR_VOTES * whole[0] / whole[1]) / (counts[1] + PRIOR_VOTES)
         return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 import signvote
-from signvote import ONE, CountTrust, Layout, Votes, WeightedRule
+from signvote import ONE, CountTrust, Layout, Voters, WeightedRule
 from signvote.sim import Config, train
 from signvote.tasks import load_task
 
@@ -35,9 +35,9 @@ class Trimmed(WeightedRule):
         self.trim = trim
         self.trust = CountTrust(groups=1)  # counts who was overruled; a server saves and loads it
 
-    def weights(self, votes: Votes) -> Tensor:
-        p = self.trust.crossover(votes.workers)  # (workers, 1)
-        stay = max(1, len(votes.workers) - self.trim)
+    def weights(self, voters: Voters) -> Tensor:
+        p = self.trust.crossover(voters.workers)  # (workers, 1)
+        stay = max(1, len(voters.workers) - self.trim)
         worst = p.sort(0).values[stay - 1]  # of those who stay: all of them while p is equal
         chosen: Tensor = (p <= worst).int() * ONE  # (workers, 1) int32; 1024 is a weight of 1
         return chosen

@@ -18,7 +18,7 @@ from rich.progress import track
 from rich.table import Table
 
 import signvote
-from signvote import Votes, WeightedRule, theory
+from signvote import Voters, WeightedRule, theory
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
 
@@ -30,8 +30,8 @@ class KnownCrossover(WeightedRule):
 
     name = "optimum (p known)"
 
-    def weights(self, votes: Votes) -> torch.Tensor:
-        known = theory.llr_integers([CROSSOVER[w] for w in votes.workers])
+    def weights(self, voters: Voters) -> torch.Tensor:
+        known = theory.llr_integers([CROSSOVER[w] for w in voters.workers])
         return torch.tensor(known, dtype=torch.int32)[:, None]
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from signvote.core.guard import capped
-from signvote.core.vote import empty_decision, roots
+from signvote.core.vote import Voters, capped, empty_decision, roots
 from signvote.kernels import Coin
 from tests.test_robust import CLEAN, M, honest, made, play, votes_of, weights
 
@@ -57,7 +56,7 @@ def test_a_strong_worker_that_declares_itself(by_size: bool) -> None:
         y = honest([0.47] * 14 + [0.1], 4000)
         out = empty_decision(4000, Coin(t))
         rule.learn(rule.vote(out, replace(votes_of(y), batch_sizes=sizes), Coin(t)))
-    found = rule.weights(replace(votes_of(y), batch_sizes=sizes))[:, 0]
+    found = rule.weights(Voters(workers=tuple(range(M)), batch_sizes=sizes))[:, 0]
     assert (found[14] > 8 * found[:14].max()) == by_size
     assert by_size or found[14] <= 2 * found[:14][found[:14] > 0].min()
 

@@ -95,6 +95,23 @@ def test_quoted_code_is_in_the_source() -> None:
         )
 
 
+SPELLING = re.compile(r"\(paper, eq\. (\d)\)")
+
+
+@pytest.mark.parametrize("number", ["3", "4", "5"])
+def test_an_equation_is_found_by_its_number(number: str) -> None:
+    """On lines that run, which the page quotes."""
+    quotes = [text for info, text in blocks(ROOT / "docs" / "algorithm.md") if info.startswith("python")]
+    assert any(number in SPELLING.findall(text) for text in quotes)
+    assert f"(paper, eq. {number})" in (ROOT / "src/signvote/kernels/reference.py").read_text()
+
+
+def test_equations_have_one_spelling() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        text = SPELLING.sub("", path.read_text())
+        assert not re.search(r"\b(eqs?\.|equations?) *\(?\d", text, re.IGNORECASE), path.name
+
+
 class Html(HTMLParser):
     """What a page loads, links to and can be linked at."""
 

@@ -20,8 +20,7 @@ import torch
 import signvote
 from signvote import Layout
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes
-from signvote.kernels import Planes
+from signvote.core.vote import Voters
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json"
@@ -104,8 +103,7 @@ def test_trimmed_leaves_out_who_is_overruled_most(monkeypatch: pytest.MonkeyPatc
     rule = module_of("custom_rule.py").Trimmed(layout, trim=2)
 
     def weights(*workers: int) -> list[int]:
-        planes = Planes(torch.zeros(len(workers), 1, dtype=torch.int64), None)
-        found: list[int] = rule.weights(Votes(workers=workers, planes=planes, n=8))[:, 0].tolist()
+        found: list[int] = rule.weights(Voters(workers=workers))[:, 0].tolist()
         return found
 
     assert weights(0, 1, 2, 3) == [1024] * 4

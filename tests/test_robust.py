@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from signvote import ConfigError, Layout
-from signvote.core.guard import GuardedTrust, Sample, copies, judge
+from signvote.core.guard import GuardedTrust, Sample
+from signvote.core.pairs import copies, judge
 from signvote.core.rules import Majority, Pooled, Robust
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes, cpu
 from signvote.kernels.reference import pack
 
@@ -46,7 +47,7 @@ def play(rule: Any, y: Tensor, round: int, workers: Any = None) -> Tensor:
 
 
 def weights(rule: Any, workers: Any) -> Tensor:
-    found: Tensor = rule.weights(votes_of(torch.ones(len(workers), 64).long(), workers))[:, 0]
+    found: Tensor = rule.weights(Voters(workers=tuple(workers)))[:, 0]
     return found
 
 
@@ -226,13 +227,13 @@ def test_a_tensor_in_which_a_worker_inverts_is_closed_to_it() -> None:
         y[:3, 3010:] *= -1
         for one in (rule, whole):
             play(one, y, t)
-    found = rule.weights(votes_of(torch.ones(M, 64).long()))
+    found = rule.weights(Voters(workers=tuple(range(M))))
     assert found.shape == (M, 3)
     assert (found[3:] > 0).all()
     assert found[:3, 2].max() == 0, "a strong worker, but not here"
     known = Robust(layout, per="tensor")
     known.load_state_dict(rule.state_dict())
-    assert torch.equal(known.weights(votes_of(torch.ones(M, 64).long())), found)
+    assert torch.equal(known.weights(Voters(workers=tuple(range(M)))), found)
 
 
 def test_newcomers_and_those_who_return() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.rule import Rule
 from signvote.core.rules import Pooled, make_rule, summary
 from signvote.core.trust import Evidence
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes
 
 N = 300
@@ -164,13 +165,31 @@ def test_workers_join_leave_and_return(name: str, zeros: Zeros) -> None:
 
 
 @every_rule
+def test_a_worker_marked_absent_changes_nothing(name: str) -> None:
+    """`present` stays on the device: the decision and the evidence are those of the others."""
+    kind = name.split()[0]
+    y = signs(1, ternary=True)
+    parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(y, 1).values()]
+    there = torch.arange(7) != 2
+    masked = replace(Votes.stack(parsed, 0, N), batch_sizes=(0,) * 7, present=there)
+    others = replace(Votes.stack(parsed[:2] + parsed[3:], 0, N), batch_sizes=(0,) * 6)
+    found = []
+    for votes in (masked, others):
+        out = empty_decision(N, None)
+        seen = make_rule(kind, LAYOUT, **OPTIONS[name]).vote(out, votes, None)
+        found.append((unpack_signs(out, N), seen.sent()()))
+    (decision, evidence), (expected, expected_evidence) = found
+    assert torch.equal(decision, expected)
+    assert evidence.workers == expected_evidence.workers == (0, 1, 3, 4, 5, 6)
+    assert torch.equal(evidence.mismatches, expected_evidence.mismatches)
+    assert torch.equal(evidence.cast, expected_evidence.cast)
+
+
+@every_rule
 def test_weights_can_be_looked_at(name: str) -> None:
     server = make_server(name, "coin")
     run(server, range(1, 8))
-    votes = Votes.stack(
-        [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(8, ternary=False), 8).values()], 0, N
-    )
-    weights = server.rule.weights(votes)
+    weights = server.rule.weights(Voters(workers=tuple(range(7)), batch_sizes=tuple(range(4, 11))))
     assert weights.dtype == torch.int32
     assert weights.shape[0] == 7
     assert weights.abs().max() <= 10_240
@@ -228,9 +247,8 @@ def test_known_batch_weighs_by_the_root_and_caps() -> None:
     rule = make_rule("known-batch", LAYOUT, cap=16)
 
     def weights(*sizes: int) -> list[int]:
-        planes = Planes(torch.zeros(len(sizes), 5, dtype=torch.int64), None)
-        votes = Votes(workers=tuple(range(len(sizes))), planes=planes, n=N, batch_sizes=sizes)
-        found: list[int] = rule.weights(votes)[:, 0].tolist()
+        voters = Voters(workers=tuple(range(len(sizes))), batch_sizes=sizes)
+        found: list[int] = rule.weights(voters)[:, 0].tolist()
         return found
 
     assert weights(4, 16, 64) == [640, 1280, 2560]
@@ -286,6 +304,23 @@ def test_votes_outside_what_a_rule_owns_are_refused() -> None:
             rule.vote(empty_decision(n, None), votes, None)
 
 
+def test_weights_per_coordinate_are_of_the_coordinates_owned() -> None:
+    """Without planes: of the whole layout, or of the ranges that are counted here."""
+    whole, part = ItSignSGD(LAYOUT, warmup=0), ItSignSGD(LAYOUT, warmup=0)
+    part.own([(64, 128), (192, N)])
+    for t in range(1, 4):
+        parsed = [parse(b, layout=LAYOUT, run=0) for b in ballots(signs(t, ternary=True), t).values()]
+        for rule in (whole, part):
+            for a, b in rule.ranges:
+                seen = rule.vote(empty_decision(b - a, None), Votes.stack(parsed, a, b - a), None)
+            rule.learn(seen)
+    voters = Voters(workers=tuple(range(7)))
+    everywhere = whole.weights(voters)
+    assert everywhere.shape == (7, N)
+    assert torch.equal(part.weights(voters), torch.cat([everywhere[:, 64:128], everywhere[:, 192:]], 1))
+    assert whole.weights(Voters(workers=(3, 99))).shape == (2, N), "a new worker has weights, too"
+
+
 @pytest.mark.parametrize("span", [(5, 64), (64, 70), (-64, 64), (256, 320), (128, 64)])
 def test_what_a_rule_owns_is_whole_words(span: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match=r"is no run of whole words of \(0, 300\)"):
@@ -327,8 +362,8 @@ def test_a_rule_of_ones_own_is_a_class_with_weights() -> None:
     class FirstOnly(WeightedRule):
         name = "first-only"
 
-        def weights(self, votes: Votes) -> Tensor:
-            return torch.tensor([[1 if w == 0 else 0] for w in votes.workers], dtype=torch.int32)
+        def weights(self, voters: Voters) -> Tensor:
+            return torch.tensor([[1 if w == 0 else 0] for w in voters.workers], dtype=torch.int32)
 
     server = Server(LAYOUT, FirstOnly(LAYOUT))
     y = signs(1, ternary=False)

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
-from signvote.core.it_signsgd import ItSignSGD
+from signvote.core.it_signsgd import CoordinateTrust, ItSignSGD
+from signvote.core.pairs import AgreementTrust, agreement_crossover
 from signvote.core.rules import Agreement, Majority, Pooled
-from signvote.core.trust import (
-    AgreementTrust,
-    CoordinateTrust,
-    CountTrust,
-    Evidence,
-    agreement_crossover,
-)
+from signvote.core.trust import CountTrust, Evidence
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes, cpu
 from signvote.kernels.reference import pack
@@ -37,6 +32,15 @@ def stacked(y: Tensor) -> Votes:
         workers=tuple(range(len(y))), planes=Planes(pack(y > 0), partial), n=y.shape[1],
         batch_sizes=(0,) * len(y),
     )  # fmt: skip
+
+
+def counted(trust: CoordinateTrust, worker: int) -> Tensor:
+    """p of one worker at every coordinate, as its counters say: halves of a mismatch / rounds."""
+    state = trust.state_dict()
+    slot = state["workers"].index(worker)
+    halves = state["counters"][:, slot].reshape(-1)[: trust.n].double()
+    p: Tensor = halves / (2 * state["rounds"][slot])
+    return p
 
 
 def against_the_truth(y: Tensor) -> Evidence:
@@ -110,12 +114,11 @@ def test_counts_per_coordinate_recover_p_within_five_sigma() -> None:
     for round in range(rounds):
         rule.learn(rule.vote(empty_decision(n, Coin(round)), stacked(sent(p, n)), Coin(round)))
     for worker in (5, 6):
-        found = rule.trust.crossover(worker)
+        found = counted(rule.trust, worker)
         sigma = math.sqrt(p[worker] * (1 - p[worker]) / rounds)
         assert found.shape == (n,)
         assert (found - p[worker]).abs().max() < 5 * sigma
         assert abs(found.mean().item() - p[worker]) < 4 * sigma / n**0.5 + 1e-3
-    assert (rule.trust.crossover(99) == 0.5).all()
 
 
 @pytest.mark.parametrize("zeros", ["coin", "abstain"])
@@ -141,7 +144,7 @@ def test_it_signsgd_is_equations_3_and_4_line_by_line(zeros: str, symbol: bool) 
         else:
             decision, halves = obvious.vote_by_coordinate(y.tolist(), halves, [t] * m, coin, symbol)
         assert obvious.signs_in(out, n) == decision, f"round {t}"
-    assert [(rule.trust.crossover(w) * 2 * 150).round().int().tolist() for w in range(m)] == halves
+    assert [(counted(rule.trust, w) * 2 * 150).round().int().tolist() for w in range(m)] == halves
 
 
 def test_a_missing_sign_counts_half_a_mismatch_or_is_a_symbol() -> None:
@@ -150,7 +153,7 @@ def test_a_missing_sign_counts_half_a_mismatch_or_is_a_symbol() -> None:
                              (True, [[0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])):  # fmt: skip
         rule = ItSignSGD(Layout([("x", (4,))]), zero_is_symbol=symbol)
         rule.learn(rule.vote(empty_decision(4, None), stacked(y), None))
-        assert [rule.trust.crossover(w).tolist() for w in range(3)] == expected
+        assert [counted(rule.trust, w).tolist() for w in range(3)] == expected
 
 
 def test_full_counters_are_halved_and_p_stays() -> None:
@@ -160,11 +163,11 @@ def test_full_counters_are_halved_and_p_stays() -> None:
     trust.counters[0, 0, :3] = torch.tensor([0, 2 * (trust.FULL - 1), trust.FULL - 1], dtype=torch.int32).to(
         torch.uint16
     )
-    before = trust.crossover(7)
+    before = counted(trust, 7)
     trust.counters[0, 0, 1] = 2 * trust.FULL  # the round's own mismatch
     trust.learn(Evidence(workers=(7,), mismatches=torch.zeros(1, 1), cast=torch.zeros(1, 1)))
     assert trust._rounds[7] == trust.FULL // 2
-    assert (trust.crossover(7) - before).abs().max() < 1e-4 + 1 / trust.FULL
+    assert (counted(trust, 7) - before).abs().max() < 1e-4 + 1 / trust.FULL
     weights = trust.weights([7], 0, 1)
     assert weights.tables.shape[1] == 2 * int(weights.sizes[0]) + 1
 
@@ -193,7 +196,7 @@ def test_forgetting_per_coordinate_is_a_smaller_capacity() -> None:
         for t in range(500):
             p = [0.02] * 6 + [0.02 if t < 300 else 0.9]
             rule.learn(rule.vote(empty_decision(n, Coin(t)), stacked(sent(p, n)), Coin(t)))
-        turned[forgetting] = rule.trust.crossover(6).mean().item()
+        turned[forgetting] = counted(rule.trust, 6).mean().item()
     assert rule.trust.capacity == round(2 * math.log(0.5) / math.log(0.98)) == 69
     assert turned[0.98] > 0.8
     assert turned[1.0] < 0.5
@@ -271,3 +274,23 @@ def test_evidence_adds() -> None:
     assert both.common is not None
     assert both.common.item() == 2
     assert (plain + plain).differ is None
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_evidence_arrives_without_workers_that_did_not_vote(paired: bool) -> None:
+    counts = torch.arange(3)[:, None]
+    pairs = torch.arange(9).view(1, 3, 3) if paired else None
+    present = torch.tensor([True, False, True])
+    seen = Evidence(
+        workers=(4, 5, 6), mismatches=counts, cast=counts + 10, differ=pairs, common=pairs, present=present
+    )
+    found = seen.sent()()
+    assert found.workers == (4, 6)
+    assert found.mismatches.tolist() == [[0], [2]]
+    assert found.cast.tolist() == [[10], [12]]
+    assert found.present is None
+    for counted_pairs in (found.differ, found.common):
+        assert (counted_pairs is not None) == paired
+        assert counted_pairs is None or counted_pairs.tolist() == [[[0, 2], [6, 8]]]
+    whole = Evidence(workers=(4, 5, 6), mismatches=counts, cast=counts, present=torch.ones(3).bool())
+    assert whole.sent()().workers == (4, 5, 6)

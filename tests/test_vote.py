@@ -15,14 +15,13 @@ from signvote.core import theory
 from signvote.core.bits import unpack_signs
 from signvote.core.vote import (
     LARGEST,
+    Voters,
     Votes,
-    decide,
     empty_decision,
     everywhere,
     fixed_point,
     llr_weights,
     scaled,
-    tally,
 )
 from signvote.kernels import Coin, cpu
 from signvote.kernels.reference import unpack
@@ -144,20 +143,15 @@ def test_scaling_tells_workers_near_one_half_apart() -> None:
     assert b / a == pytest.approx(2, rel=1e-3)
 
 
-@given(st.integers(1, 200), st.booleans())
-def test_tallies_add_and_decide_as_one_server_would(n: int, ternary: bool) -> None:
-    y = random_signs(6, n, ternary=ternary)
-    w = torch.tensor([3, -1, 700, 10_240, -10_240, 2])
-    votes = [
-        Votes(workers=tuple(range(3)), planes=obvious.planes_of(part.tolist(), partial=True), n=n)
-        for part in (y[:3], y[3:])
-    ]
-    total = tally(votes[0], w[:3]) + tally(votes[1], w[3:])
-    for coin in (None, Coin(9)):
-        assert torch.equal(decide(total, coin), decided(y, w, coin))
-
-
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 128])
 def test_everywhere(n: int) -> None:
     assert unpack(everywhere(n), n).all()
     assert not unpack(everywhere(n), -(-n // 64) * 64)[n:].any()
+
+
+def test_voters_that_declare_nothing_have_batch_sizes_of_zero() -> None:
+    assert Voters(workers=(3, 7)).batch_sizes == (0, 0)
+    assert Voters(workers=(3, 7), batch_sizes=(4, 0)).batch_sizes == (4, 0)
+    votes = Votes(workers=(3,), planes=obvious.planes_of([[1]]), n=1)
+    assert isinstance(votes, Voters), "a rule is asked for weights with votes, too"
+    assert votes.batch_sizes == (0,)

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from signvote import checkpoint
     from signvote.core import theory
     from signvote.core.ballot import Ballot
+    from signvote.core.encoder import Encoding
     from signvote.core.layout import Layout
     from signvote.core.rule import Rule, WeightedRule
     from signvote.core.rules import RULES
     from signvote.core.server import RoundReport, Server
     from signvote.core.trust import CountTrust, Evidence, Trust
-    from signvote.core.vote import ONE, Votes, fixed_point, llr_weights, scaled
+    from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, scaled
     from signvote.core.worker import Worker
     from signvote.kernels import Coin, Planes
 
@@ -46,6 +47,7 @@ __all__ = [
     "ConfigError",
     "CountTrust",
     "DataError",
+    "Encoding",
     "EngineError",
     "Evidence",
     "Layout",
@@ -57,6 +59,7 @@ __all__ = [
     "SignVoteError",
     "StateError",
     "Trust",
+    "Voters",
     "Votes",
     "WeightedRule",
     "Worker",
@@ -73,6 +76,7 @@ _HOMES = {
     "Ballot": "signvote.core.ballot",
     "Coin": "signvote.kernels",
     "CountTrust": "signvote.core.trust",
+    "Encoding": "signvote.core.encoder",
     "Evidence": "signvote.core.trust",
     "Layout": "signvote.core.layout",
     "Planes": "signvote.kernels",
@@ -80,6 +84,7 @@ _HOMES = {
     "Rule": "signvote.core.rule",
     "Server": "signvote.core.server",
     "Trust": "signvote.core.trust",
+    "Voters": "signvote.core.vote",
     "Votes": "signvote.core.vote",
     "WeightedRule": "signvote.core.rule",
     "Worker": "signvote.core.worker",

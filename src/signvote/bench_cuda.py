@@ -19,7 +19,7 @@ from torch import Tensor
 from signvote import __version__
 from signvote.atomic import write_atomically
 from signvote.bench import ROUNDS, check_sizes
-from signvote.core.trust import CoordinateTrust
+from signvote.core.it_signsgd import CoordinateTrust
 from signvote.core.vote import MAX_LLR, empty_decision
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, CoordinateWeights, Planes, backend, words_for

@@ -1,21 +1,217 @@
-"""The paper's rule: a weight for every worker and coordinate, by counters that many machines may share out."""
+"""The paper's rule: a weight for every worker and coordinate, from counters per worker and coordinate.
+
+    CoordinateTrust    the counters: p[m,n] = mismatches / rounds, 2 bytes each
+    ItSignSGD          the rule
+
+Several machines may share the coordinates: each owns some ranges, and the counters of these.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from signvote.core.layout import Layout
-from signvote.core.rule import Ranges, Rule, checked_llr
-from signvote.core.trust import CoordinateTrust, Evidence, State
-from signvote.core.vote import MAX_LLR, Votes
+from signvote.core.rule import Ranges, Rule
+from signvote.core.trust import Evidence, State, check_forgetting, numbered
+from signvote.core.vote import MAX_LLR, ONE, Voters, Votes, checked_llr, fixed_point, llr_weights
 from signvote.errors import ConfigError, StateError
-from signvote.kernels import WORD, Coin, Planes, backend, words_for
+from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, backend, upload, words_for
+
+
+class Past(NamedTuple):
+    """The part of a worker's history that selects its table of weights; workers with equal pasts share one."""
+
+    rounds: int  # in its counters
+    is_warmup: bool
+
+    @property
+    def values(self) -> int:
+        """How many values a counter can have."""
+        return 2 * self.rounds + 1
+
+
+class CoordinateTrust:
+    """p[m,n] = mismatches / rounds, counted per worker and coordinate (paper, eq. 4).
+
+    A counter is a uint16 in units of half a mismatch. The kernels add to it:
+
+        2    a vote differs from the decision
+        1    exactly one of vote and decision is missing, as a fair coin in its place would on average;
+             2 with `zero_is_symbol`, which compares zero like a third sign, as the authors' code does
+        0    vote and decision agree, or both are missing; while a coordinate has no gradient, p falls
+
+    When the counters of a worker are full, after `capacity` rounds, they are halved together with its
+    number of rounds: p stays, and the past counts half. Forgetting is a smaller capacity, twice the
+    number of rounds in which forgetting^t falls to 1/2.
+
+    Args:
+        n: number of coordinates.
+        warmup: rounds in which a worker's weight is 1.
+        max_llr: largest weight.
+        forgetting: in (0, 1]; 1 keeps everything.
+        zero_is_symbol: see above.
+
+    """
+
+    FULL = 16383  # rounds: 2 halves each, doubled once more for the lookup by sign, fill 16 bits
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        warmup: int,
+        max_llr: float,
+        forgetting: float = 1.0,
+        zero_is_symbol: bool = False,
+    ) -> None:
+        check_forgetting(forgetting)
+        if warmup < 0:
+            raise ConfigError(f"warmup is {warmup}; it must be 0 or more rounds")
+        self.n = n
+        self.warmup = warmup
+        self.max_llr = max_llr
+        self.capacity = self._capacity(forgetting)
+        self.zero_is_symbol = zero_is_symbol
+        self.slots: dict[int, int] = {}  # worker -> column of counters
+        self.counters = torch.zeros(words_for(n), 0, WORD, dtype=torch.uint16)
+        self._rounds: dict[int, int] = {}  # worker -> rounds in its counters
+        self._seen: dict[int, int] = {}  # worker -> rounds in which it ever voted
+
+    def _capacity(self, forgetting: float) -> int:
+        """The number of rounds after which counters are halved."""
+        if forgetting == 1:
+            return self.FULL
+        half_life = math.log(0.5) / math.log(forgetting)
+        rounds = round(2 * half_life)
+        fitting = min(rounds, self.FULL)
+        return max(2, fitting)
+
+    def admit(self, workers: Sequence[int], device: torch.device | str = "cpu") -> None:
+        """Add counters for new workers, and move all counters to this device."""
+        self.counters = self.counters.to(device)
+        new = [worker for worker in workers if worker not in self.slots]
+        if not new:
+            return
+        known = self.counters
+        words, old_slots, _ = known.shape
+        slots = old_slots + len(new)
+        self.counters = known.new_zeros(words, slots, WORD)
+        self.counters[:, :old_slots] = known
+        for worker in new:
+            self.slots[worker] = len(self.slots)
+            self._rounds[worker] = 0
+            self._seen[worker] = 0
+
+    def weights(self, workers: Sequence[int], word: int, words: int) -> CoordinateWeights:
+        """The counters of a range of words, and tables with the weight for each value of a counter."""
+        pasts = [self._past(worker) for worker in workers]
+        distinct = dict.fromkeys(pasts)
+        rows = {past: row for row, past in enumerate(distinct)}
+        tables = [self._table(past) for past in rows]
+        table_of = [rows[past] for past in pasts]
+        sizes = [past.values for past in pasts]
+        slots = [self.slots[worker] for worker in workers]
+        device = self.counters.device
+        return CoordinateWeights(
+            counters=self.counters[word : word + words],
+            slots=upload(torch.tensor(slots, dtype=torch.int64), device),
+            tables=upload(_padded(tables), device),
+            table_of=upload(torch.tensor(table_of, dtype=torch.int64), device),
+            sizes=upload(torch.tensor(sizes, dtype=torch.int32), device),
+            zero_is_symbol=self.zero_is_symbol,
+        )
+
+    def _past(self, worker: int) -> Past:
+        return Past(
+            rounds=self._rounds[worker],
+            is_warmup=self._seen[worker] < self.warmup,
+        )
+
+    def _table(self, past: Past) -> Tensor:
+        """-w for each value of a counter, then +w: what a vote of -1 or +1 adds to the tally."""
+        halves = torch.arange(past.values, dtype=torch.float64)
+        rounds = max(1, past.rounds)
+        p = halves / (2 * rounds)  # (paper, eq. 4)
+        weights = fixed_point(llr_weights(p, max_llr=self.max_llr))  # (paper, eq. 3)
+        if past.is_warmup:
+            weights.fill_(ONE)
+        return torch.cat([-weights, weights])
+
+    def learn(self, evidence: Evidence) -> None:
+        """Count a round whose votes the kernel has already added to the counters."""
+        for worker in evidence.workers:
+            self._seen[worker] += 1
+            self._rounds[worker] += 1
+            if self._rounds[worker] == self.capacity:
+                self._halve(worker)
+
+    def _halve(self, worker: int) -> None:
+        slot = self.slots[worker]
+        counters = self.counters[:, slot]
+        halved = counters.to(torch.int32) >> 1
+        counters.copy_(halved)
+        self._rounds[worker] //= 2
+
+    def forget(self, worker: int) -> None:
+        """Drop everything about a worker, its counters included."""
+        if worker not in self.slots:
+            return
+        del self.slots[worker]
+        del self._rounds[worker]
+        del self._seen[worker]
+        columns = list(self.slots.values())
+        bits = self.counters.view(torch.int16)  # CUDA indexes no uint16
+        left = bits[:, columns].contiguous()
+        self.counters = left.view(torch.uint16)
+        self.slots = numbered(self.slots)
+
+    def state_dict(self) -> State:
+        """Everything needed to resume."""
+        workers = list(self.slots)
+        return {
+            "workers": workers,
+            "rounds": [self._rounds[worker] for worker in workers],
+            "seen": [self._seen[worker] for worker in workers],
+            "counters": self.counters.clone(),
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from a state."""
+        workers = state["workers"]
+        rounds = state["rounds"]
+        seen = state["seen"]
+        self.slots = numbered(workers)
+        self._rounds = dict(zip(workers, rounds, strict=True))
+        self._seen = dict(zip(workers, seen, strict=True))
+        self.counters = state["counters"].clone()
+
+
+def _padded(tables: Sequence[Tensor]) -> Tensor:
+    """Tables as rows, followed by zeros: at least one, the weight of a missing vote."""
+    longest = max(len(table) for table in tables)
+    width = longest + 1
+    rows = torch.zeros(len(tables), width, dtype=torch.int32)
+    for row, table in zip(rows, tables, strict=True):
+        row[: len(table)] = table
+    return rows
 
 
 class ItSignSGD(Rule):
-    """The paper: weighs by log((1-p)/p), p per worker and coordinate; plain in its first 100 rounds.
-    For comparing with it: needs two bytes per worker and coordinate, and many rounds to learn.
+    """The paper's rule: weighs by log((1-p)/p), p per worker and coordinate; plain in its first 100 rounds.
+    For comparison with the paper: needs two bytes per worker and coordinate, and many rounds to learn.
+
+    Args:
+        layout: of the model.
+        warmup: rounds in which a worker's weight is 1.
+        forgetting: of the counters, per round; 1 keeps everything.
+        max_llr: largest weight.
+        zero_is_symbol: compare zero like a third sign, as the authors' code does.
+
     """
 
     name = "it-signsgd"
@@ -31,23 +227,22 @@ class ItSignSGD(Rule):
         zero_is_symbol: bool = False,
     ) -> None:
         super().__init__(layout)
-        self.warmup, self.forgetting, self.zero_is_symbol = warmup, forgetting, zero_is_symbol
+        self.warmup = warmup
+        self.forgetting = forgetting
         self.max_llr = checked_llr(max_llr)
+        self.zero_is_symbol = zero_is_symbol
         self.own([(0, layout.size)])
 
     def own(self, ranges: Ranges) -> None:
-        """Count these coordinates alone; each range starts a word, and ends one or the layout."""
+        """See Rule. A range starts at a word, and ends at one or at the end of the layout."""
         size = self.layout.size
         for start, stop in ranges:
-            if (
-                start % WORD
-                or not (0 <= start < stop <= size or start == stop)
-                or (stop % WORD and stop < size)
-            ):
+            if not _is_whole_words(start, stop, size):
                 raise ConfigError(f"range ({start}, {stop}) is no run of whole words of (0, {size})")
         self.ranges = tuple(ranges)
+        sizes = [stop - start for start, stop in ranges]
         self.trust = CoordinateTrust(
-            sum(stop - start for start, stop in ranges),
+            sum(sizes),
             warmup=self.warmup,
             max_llr=self.max_llr,
             forgetting=self.forgetting,
@@ -55,59 +250,107 @@ class ItSignSGD(Rule):
         )
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """See Rule; counters of what is voted on are updated in the same pass."""
-        device = votes.planes.signs.device
-        self.trust.admit(votes.workers, device)
-        weights = self.trust.weights(votes.workers, self._word(votes), votes.planes.signs.shape[1])
+        """See Rule. The kernel decides and updates the counters of these coordinates in one pass."""
+        self.trust.admit(votes.workers, votes.device)
+        word = self._word(votes)
+        words = votes.planes.signs.shape[1]
+        weights = self.trust.weights(votes.workers, word, words)
         if votes.present is not None:
-            weights = weights._replace(slots=torch.where(votes.present, weights.slots, -1))
-        counts = backend(device).vote_by_coordinate_(out, votes.planes, weights, coin, votes.n)
-        mismatches, cast = (c[:, None] for c in counts)
-        return Evidence(workers=votes.workers, mismatches=mismatches, cast=cast, present=votes.present)
+            slots = torch.where(votes.present, weights.slots, -1)
+            weights = weights._replace(slots=slots)
+        kernels = backend(votes.device)
+        mismatches, cast = kernels.vote_by_coordinate_(
+            out,
+            votes.planes,
+            weights,
+            coin,
+            votes.n,
+        )
+        return Evidence(
+            workers=votes.workers,
+            mismatches=mismatches[:, None],
+            cast=cast[:, None],
+            present=votes.present,
+        )
 
-    def weights(self, votes: Votes) -> Tensor:
-        """Weights at each coordinate of the votes, (workers, n): for looking at, not for deciding."""
-        self.trust.admit(votes.workers, votes.planes.signs.device)
-        first, n = WORD * self._word(votes), votes.n
-        known = self.trust.weights(votes.workers, 0, self.trust.counters.shape[0])
-        bits = known.counters.view(torch.int16)[:, known.slots].transpose(0, 1).flatten(1)
-        halves = bits[:, first : first + n].int() & 0xFFFF
-        return known.tables[known.table_of[:, None], known.sizes[:, None] + halves]
+    def weights(self, voters: Voters) -> Tensor:
+        """The weight at every coordinate owned, (workers, coordinates) int32: to inspect, not to decide."""
+        trust = self.trust
+        trust.admit(voters.workers, trust.counters.device)
+        words = len(trust.counters)
+        known = trust.weights(voters.workers, 0, words)
+        bits = known.counters.view(torch.int16)[:, known.slots]
+        rows = bits.transpose(0, 1).flatten(1)
+        signed = rows[:, : trust.n].int()
+        counters = signed & 0xFFFF
+        table = known.table_of[:, None]
+        positive = known.sizes[:, None] + counters  # where +w stands
+        return known.tables[table, positive]
 
     def _word(self, votes: Votes) -> int:
-        """Where the counters of these votes begin."""
+        """The first word of the counters of these votes."""
+        first = votes.first
+        last = first + votes.n
         before = 0
         for start, stop in self.ranges:
-            if start <= votes.first and votes.first + votes.n <= stop and votes.first % WORD == 0:
-                return before + (votes.first - start) // WORD
+            inside = start <= first and last <= stop
+            if inside and first % WORD == 0:
+                return before + (first - start) // WORD
             before += words_for(stop - start)
         raise ConfigError(
-            f"votes on coordinates {votes.first} to {votes.first + votes.n} lie in none of the ranges"
+            f"votes on coordinates {first} to {last} lie in none of the ranges"
             f" {list(self.ranges)} that are counted here, or do not start a multiple of {WORD}"
         )
 
     def state_dict(self) -> State:
-        """Everything learnt, and of which coordinates."""
-        return super().state_dict() | {"ranges": [list(r) for r in self.ranges]}
+        """See Rule; the state holds the ranges owned, too."""
+        ranges = [list(span) for span in self.ranges]
+        return super().state_dict() | {"ranges": ranges}
 
     def load_state_dict(self, state: State, *parts: State) -> None:
-        """See Rule; the counters of the coordinates owned here are taken from whichever state has them."""
-        mine, size = _words(self.ranges), words_for(self.layout.size)
-        place = torch.full((size,), -1).index_copy_(0, mine, torch.arange(len(mine)))
-        bits = torch.zeros(len(mine), len(state.get("workers", ())), WORD, dtype=torch.int16)
-        missing = torch.ones(len(mine), dtype=torch.bool)
-        for part in (state, *parts) if state.get("rule") == self.name else ():
-            at = place[_words(part.get("ranges", [(0, self.layout.size)]))]
-            bits[at[at >= 0]] = part["counters"].view(torch.int16)[at >= 0]
-            missing[at[at >= 0]] = False
-        super().load_state_dict(state | {"counters": bits.view(torch.uint16)})
-        if missing.any():
-            raise StateError(
-                f"{int(missing.sum())} words of the coordinates counted here are in no state given"
-            )
+        """See Rule. Each counter comes from the state whose ranges hold its coordinate."""
+        is_mine = state.get("rule") == self.name
+        states = (state, *parts) if is_mine else ()
+        workers = len(state.get("workers", ()))
+        counters, missing = self._gathered(states, workers)
+        super().load_state_dict(state | {"counters": counters})
+        if missing:
+            raise StateError(f"{missing} words of the coordinates counted here are in no state given")
+
+    def _gathered(self, states: Sequence[State], workers: int) -> tuple[Tensor, int]:
+        """The counters of the words owned here, and how many of these words are in no state."""
+        size = self.layout.size
+        owned = _words(self.ranges)
+        place = torch.full((words_for(size),), -1)
+        place[owned] = torch.arange(len(owned))
+        bits = torch.zeros(len(owned), workers, WORD, dtype=torch.int16)
+        found = torch.zeros(len(owned), dtype=torch.bool)
+        for state in states:
+            ranges = state.get("ranges", [(0, size)])
+            at = place[_words(ranges)]
+            wanted = at >= 0
+            rows = at[wanted]
+            counters = state["counters"].view(torch.int16)
+            bits[rows] = counters[wanted]
+            found[rows] = True
+        missing = int((~found).sum())
+        return bits.view(torch.uint16), missing
+
+
+def _is_whole_words(start: int, stop: int, size: int) -> bool:
+    """Whether a range within (0, size), possibly empty, starts at a word and ends at one or at size."""
+    inside = 0 <= start < stop <= size
+    empty = start == stop
+    starts_word = start % WORD == 0
+    ends_word = stop % WORD == 0 or stop >= size
+    return (inside or empty) and starts_word and ends_word
 
 
 def _words(ranges: Ranges) -> Tensor:
     """The numbers of the words that ranges of coordinates fill."""
-    spans = [torch.arange(start // WORD, start // WORD + words_for(stop - start)) for start, stop in ranges]
+    spans = []
+    for start, stop in ranges:
+        first = start // WORD
+        count = words_for(stop - start)
+        spans.append(torch.arange(first, first + count))
     return torch.cat(spans)

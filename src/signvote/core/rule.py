@@ -1,7 +1,8 @@
-"""What a rule is: `core/rules.py` has those with a name.
+"""The interface of a rule; `rules.py` has the named ones.
 
-`vote` decides some coordinates and returns evidence; evidence of all coordinates of a round is added
-up and given to `learn` once. So a server may vote in chunks, and machines that own a part each agree.
+`vote` decides some coordinates and returns evidence. The evidence of all coordinates of a round is added
+up and passed to `learn` once. So a server may decide in chunks, and machines that own a part of the
+coordinates each learn what one server would.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.core.trust import Evidence, State, Trust
-from signvote.core.vote import MAX_LLR, Votes
+from signvote.core.vote import Voters, Votes
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import Coin, Planes, backend, upload
 
@@ -24,98 +25,128 @@ Ranges = Sequence[tuple[int, int]]  # of coordinates, in order
 
 
 class Rule(ABC):
-    """A way to decide: see the module's text."""
+    """A way to decide from votes: see the module's docstring."""
 
     name: ClassVar[str]
-    trust: Trust | None = None  # what the rule has learnt, if it learns
+    trust: Trust | None = None  # what the rule has learned; None: it learns nothing
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
 
     @abstractmethod
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """Write the decision of the votes' coordinates into `out`; only what is kept per coordinate changes.
+        """Write the decision into `out`. Of the rule's state, only counters per coordinate change.
 
         Args:
-            out: planes as wide as the votes'.
+            out: planes as wide as those of the votes.
             votes: of any subset of workers, over any range of coordinates.
-            coin: decides zero tallies, its first coordinate being votes.first; None: they stay open.
+            coin: decides zero tallies; its first coordinate is votes.first. None: they stay undecided.
 
         """
 
     @abstractmethod
-    def weights(self, votes: Votes) -> Tensor:
-        """The integer weight of each voter, (workers, groups) int32; 1024 is a weight of 1."""
+    def weights(self, voters: Voters) -> Tensor:
+        """The integer weight of each worker's vote, (workers, groups) int32; 1024 is a weight of 1."""
 
     def own(self, ranges: Ranges) -> None:  # noqa: B027
-        """Decide these coordinates alone, others being decided elsewhere; before the first vote.
+        """Decide these coordinates only; call it before the first vote.
 
-        For rules that keep something per coordinate; what is kept per worker is the same everywhere.
+        It matters for rules that keep counters per coordinate: other machines own the other coordinates.
+        What is kept per worker is the same on all machines.
         """
 
     def learn(self, evidence: Evidence) -> None:
-        """Take in the evidence of a whole round."""
+        """Add the evidence of a whole round."""
         if self.trust is not None:
             self.trust.learn(evidence)
 
     def forget(self, worker: int) -> None:
-        """Drop what is known of a worker that left for good."""
+        """Drop everything about a worker that left for good."""
         if self.trust is not None:
             self.trust.forget(worker)
 
     def identity(self) -> State:
-        """What a state must share with this rule to be loaded into it."""
-        return {"rule": self.name, "layout": self.layout.digest.hex()}
+        """The entries that a state must share with this rule to be loaded into it."""
+        return {
+            "rule": self.name,
+            "layout": self.layout.digest.hex(),
+        }
 
     def state_dict(self) -> State:
-        """Everything learnt: tensors, numbers, strings and lists; never objects."""
-        return self.identity() | (self.trust.state_dict() if self.trust is not None else {})
+        """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
+        if self.trust is None:
+            return self.identity()
+        return self.identity() | self.trust.state_dict()
 
     def load_state_dict(self, state: State, *parts: State) -> None:
-        """Go on from a state; one of another rule or layout is refused, naming both.
+        """Resume from a state. The state of another rule or layout is refused; the error names both.
 
         Args:
-            state: of this rule, or of the first of those that owned a part of the coordinates each.
-            parts: of the others.
+            state: of this rule, or of the first of several that owned a part of the coordinates each.
+            parts: the states of the others.
 
         """
-        for what, value in self.identity().items():
-            if state.get(what) != value:
-                raise StateError(
-                    f"state of {what} {state.get(what)!r} cannot be loaded into {what} {value!r}"
-                )
+        for what, wanted in self.identity().items():
+            found = state.get(what)
+            if found != wanted:
+                raise StateError(f"state of {what} {found!r} cannot be loaded into {what} {wanted!r}")
         if self.trust is not None:
             self.trust.load_state_dict(state)
 
 
 class WeightedRule(Rule):
-    """A rule with one weight per worker and group of coordinates."""
+    """A rule with one weight per worker and group of coordinates.
+
+    Args:
+        layout: of the model.
+        per: "worker": all coordinates are one group. "tensor": each tensor is a group.
+
+    """
 
     def __init__(self, layout: Layout, per: Per = "worker") -> None:
         super().__init__(layout)
         if per not in ("worker", "tensor"):
             raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
-        self.groups = [(0, layout.size)] if per == "worker" else [(s.start, s.stop) for s in layout.segments]
+        self.groups = [(0, layout.size)]
+        if per == "tensor":
+            self.groups = [(segment.start, segment.stop) for segment in layout.segments]
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule."""
-        device = votes.planes.signs.device
-        kernels, weights = backend(device), self.weights(votes)
-        if votes.present is not None:
-            weights = upload(weights, device) * votes.present[:, None]
-        counts = torch.zeros(2, len(votes.workers), len(self.groups), dtype=torch.int64, device=device)
+        present = votes.present
+        weights = self.weights(votes)
+        if present is not None:
+            weights = upload(weights, votes.device) * present[:, None]
+        counts = self._decide(out, votes, weights, coin)
+        if present is not None:
+            counts *= present[:, None]
+        return Evidence(
+            workers=votes.workers,
+            mismatches=counts[0],
+            cast=counts[1],
+            present=present,
+        )
+
+    def _decide(
+        self,
+        out: Planes,
+        votes: Votes,
+        weights: Tensor,
+        coin: Coin | None,
+    ) -> Tensor:
+        """Decide group by group; the mismatches and the votes cast, (2, workers, groups)."""
+        counts = torch.zeros(
+            (2, len(votes.workers), len(self.groups)),
+            dtype=torch.int64,
+            device=votes.device,
+        )
+        kernels = backend(votes.device)
         for g, (start, stop) in enumerate(self.groups):
-            span = max(0, start - votes.first), min(votes.n, stop - votes.first)
-            if span[0] < span[1]:
-                seen = kernels.vote_(out, votes.planes, weights[:, g].contiguous(), coin, span)
-                counts[0, :, g], counts[1, :, g] = seen
-        if votes.present is not None:
-            counts *= votes.present[:, None]
-        return Evidence(workers=votes.workers, mismatches=counts[0], cast=counts[1], present=votes.present)
-
-
-def checked_llr(max_llr: float) -> float:
-    """Raise unless it fits a weight."""
-    if not 0 < max_llr <= MAX_LLR:
-        raise ConfigError(f"max_llr is {max_llr}; it must lie in (0, {MAX_LLR:g}]")
-    return max_llr
+            begin = max(0, start - votes.first)
+            end = min(votes.n, stop - votes.first)
+            if begin < end:
+                column = weights[:, g].contiguous()
+                seen = kernels.vote_(out, votes.planes, column, coin, (begin, end))
+                counts[0, :, g] = seen[0]
+                counts[1, :, g] = seen[1]
+        return counts

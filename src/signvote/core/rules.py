@@ -1,4 +1,4 @@
-"""The named ways to decide. A rule weighs the votes it is shown and learns from what they show.
+"""The named rules. A rule weighs votes and learns from the evidence of each round.
 
 name          weight of a worker                                         state
 majority      1                                                          none
@@ -6,7 +6,7 @@ it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds  2 bytes
 pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
 known-batch   sqrt(batch size), capped                                   none
 agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
-robust        pooled's, but 0 for whom pairwise agreement disowns        O(workers^2)
+robust        like pooled, 0 for workers that disagree with the rest     O(workers^2)
 """
 
 from __future__ import annotations
@@ -18,12 +18,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from signvote.core.guard import GuardedTrust, Sample, capped
+from signvote.core.guard import GuardedTrust, Sample
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
-from signvote.core.rule import Per, Rule, WeightedRule, checked_llr
-from signvote.core.trust import AgreementTrust, CountTrust, Evidence, State
-from signvote.core.vote import LARGEST, MAX_LLR, ONE, Votes, fixed_point, llr_weights, roots, scaled
+from signvote.core.pairs import AgreementTrust
+from signvote.core.rule import Per, Rule, WeightedRule
+from signvote.core.trust import CountTrust, Evidence, State
+from signvote.core.vote import (
+    LARGEST,
+    MAX_LLR,
+    ONE,
+    Voters,
+    Votes,
+    capped,
+    checked_cap,
+    checked_llr,
+    fixed_point,
+    llr_weights,
+    roots,
+    scaled,
+)
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes, backend
 from signvote.names import check_name
@@ -39,22 +53,23 @@ class Majority(WeightedRule):
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
 
-    def weights(self, votes: Votes) -> Tensor:
-        """1 for everyone."""
-        return torch.full((len(votes.workers), 1), ONE, dtype=torch.int32)
+    def weights(self, voters: Voters) -> Tensor:
+        """1 for every worker."""
+        shape = (len(voters.workers), 1)
+        return torch.full(shape, ONE, dtype=torch.int32)
 
 
 class Pooled(WeightedRule):
-    """Weighs by log((1-p)/p), p being the share of a worker's votes that decisions overruled.
+    """Weighs by log((1-p)/p), where p is the share of a worker's votes that decisions overruled.
     For unequal workers that do not attack; needs two numbers per worker, or per worker and tensor.
 
     Args:
         layout: of the model.
         per: "tensor": a p for each tensor instead of one for all.
-        forgetting: of the counts, per round; 1: nothing is forgotten.
+        forgetting: of the counts, per round; 1 keeps everything.
         max_llr: largest weight.
-        cap: largest ratio of two positive weights; 1 makes every worker count alike that is not overruled
-            more often than not.
+        cap: largest ratio of two positive weights; 1 gives the same weight to all workers that are
+            overruled in less than half of their votes.
 
     """
 
@@ -71,42 +86,52 @@ class Pooled(WeightedRule):
         cap: float = math.inf,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr, self.cap = checked_llr(max_llr), _checked_cap(cap)
+        self.max_llr = checked_llr(max_llr)
+        self.cap = checked_cap(cap)
         self.trust = CountTrust(len(self.groups), forgetting)
 
-    def weights(self, votes: Votes) -> Tensor:
-        """Eq. (3) of the pooled crossover."""
-        p = self.trust.crossover(votes.workers)
-        return capped(fixed_point(scaled(llr_weights(p, max_llr=self.max_llr))), self.cap)
+    def weights(self, voters: Voters) -> Tensor:
+        """log((1 - p) / p) of the pooled p (paper, eq. 3), scaled and capped."""
+        p = self.trust.crossover(voters.workers)
+        learned = llr_weights(p, max_llr=self.max_llr)
+        integers = fixed_point(scaled(learned))
+        return capped(integers, self.cap)
 
     def identity(self) -> State:
-        """See Rule; counts by tensor do not fit a rule that counts by worker."""
+        """See Rule. Counts per tensor do not fit a rule that counts per worker."""
         return super().identity() | {"groups": len(self.groups)}
 
 
 class KnownBatch(WeightedRule):
-    """Weighs by sqrt(B) of the declared batch size B: what trust tends to when gradients are noisy.
-    For clusters where nobody lies about it; learns nothing, and is the yardstick for rules that do.
+    """Weighs by sqrt(B) of the declared batch size B, the limit of learned weights for noisy gradients.
+    For clusters where every worker declares its true batch size; learns nothing.
 
-    Relative to the smallest batch declared in the round, at most `cap`. A worker that declares
-    nothing counts as the smallest.
+    The weight is relative to the smallest batch declared in the round, and at most `cap`. A worker that
+    declares nothing counts as the smallest.
     """
 
     name = "known-batch"
 
     def __init__(self, layout: Layout, *, cap: float = 16.0) -> None:
         super().__init__(layout)
-        self.cap = _checked_cap(cap)
+        self.cap = checked_cap(cap)
 
-    def weights(self, votes: Votes) -> Tensor:
+    def weights(self, voters: Voters) -> Tensor:
         """min(sqrt(B / smallest B), cap), scaled so that the cap is the largest integer weight."""
-        ratio = roots(votes.batch_sizes).clamp(max=self.cap)
-        return (ratio * (LARGEST / self.cap)).round().to(torch.int32)[:, None]
+        ratio = roots(voters.batch_sizes).clamp(max=self.cap)
+        integers = (ratio * (LARGEST / self.cap)).round()
+        return integers.to(torch.int32)[:, None]
 
 
 class Agreement(WeightedRule):
-    """Weighs by log((1-p)/p), p from how a worker agrees with the others; blind to the decision.
-    Follows workers that turn; copies of each other deceive it, and a single strong worker is undervalued.
+    """Weighs by log((1-p)/p), where p follows from how often a worker agrees with each other worker.
+    Follows workers that turn; copies of a worker deceive it, and a single strong worker is undervalued.
+
+    Args:
+        layout: of the model.
+        forgetting: of the pair counts, per round; 1 keeps everything.
+        max_llr: largest weight.
+
     """
 
     name = "agreement"
@@ -117,35 +142,36 @@ class Agreement(WeightedRule):
         self.max_llr = checked_llr(max_llr)
         self.trust = AgreementTrust(forgetting)
 
-    def weights(self, votes: Votes) -> Tensor:
-        """Eq. (3) of the crossover that agreement shows: 2 atanh(1 - 2 p)."""
-        p = self.trust.crossover(votes.workers)[:, None]
-        return fixed_point(scaled(llr_weights(p, max_llr=self.max_llr)))
+    def weights(self, voters: Voters) -> Tensor:
+        """log((1 - p) / p) of the p that agreement shows (paper, eq. 3), scaled."""
+        p = self.trust.crossover(voters.workers)
+        learned = llr_weights(p, max_llr=self.max_llr)
+        return fixed_point(scaled(learned[:, None]))
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """See Rule; evidence holds all pairs of workers, too."""
-        seen = super().vote(out, votes, coin)
-        pairs = backend(votes.planes.signs.device).disagreements(votes.planes, votes.n)
-        return replace(seen, differ=pairs[0], common=pairs[1])
+        """See Rule. The evidence also counts all pairs of workers."""
+        evidence = super().vote(out, votes, coin)
+        kernels = backend(votes.device)
+        differ, common = kernels.disagreements(votes.planes, votes.n)
+        return replace(evidence, differ=differ, common=common)
 
 
 class Robust(WeightedRule):
-    """Pooled trust, guarded: pairwise agreement says who may be believed, pooled counts say how much.
-    For workers that may collude or turn; `cap` bounds what those that pass the guard can do.
+    """Like pooled, but a worker that disagrees with the others gets weight 0, and copies share one vote.
+    For workers that may collude or turn; `cap` bounds the power of those that agree well enough.
 
-    A worker that does not agree with the others has weight 0; copies of each other share one vote.
-    No weight is negative: whoever is believed in the opposite would only have to turn round to rule.
-    While agreement does not tell, every vote counts one.
+    No weight is negative: otherwise a worker could gain power by voting wrongly for some time and then
+    turning. While pairwise agreement gives no verdict, every vote counts one.
 
     Args:
         layout: of the model.
-        per: "tensor": a worker that disagrees in a tensor has no say in it. "worker": all in one.
+        per: "tensor": a worker that disagrees in one tensor loses its vote in this tensor only.
         forgetting: of the pooled counts, per round.
-        memory: of agreement, per round; short, because whom to believe may change quickly.
+        memory: forgetting of the pair counts; short, because a worker may turn at any time.
         cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the rest.
-        by_size: it is weight / sqrt(declared batch size) that the cap is on: who declares more may weigh more.
-        sample: coordinates on which agreement is counted, of more than that.
-        secret: chooses them; give a random number that workers do not know.
+        by_size: apply the cap to weight / sqrt(declared batch size), so that a large batch may weigh more.
+        sample: number of coordinates on which pairs are compared, if there are more.
+        secret: chooses them; use a random number that workers do not know.
         max_llr: largest weight.
 
     """
@@ -167,27 +193,35 @@ class Robust(WeightedRule):
         max_llr: float = MAX_LLR,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr, self.cap = checked_llr(max_llr), _checked_cap(cap)
-        self.by_size, self.sample = by_size, Sample(self.groups, sample, secret)
+        self.max_llr = checked_llr(max_llr)
+        self.cap = checked_cap(cap)
+        self.by_size = by_size
+        self.sample = Sample(self.groups, sample, secret)
         self.trust = GuardedTrust(len(self.groups), forgetting, memory)
 
-    def weights(self, votes: Votes) -> Tensor:
-        """Pooled's, then guarded, capped, and shared out among copies; 1 where nobody is left to believe."""
-        plain = torch.full((len(votes.workers), len(self.groups)), ONE, dtype=torch.int32)
-        verdict = self.trust.verdict(votes.workers)
+    def weights(self, voters: Voters) -> Tensor:
+        """Pooled weights, guarded, capped, and divided among copies; 1 where no worker is left."""
+        shape = (len(voters.workers), len(self.groups))
+        plain = torch.full(shape, ONE, dtype=torch.int32)
+        verdict = self.trust.verdict(voters.workers)
         if verdict is None:
             return plain
-        pooled = llr_weights(self.trust.crossover(votes.workers), max_llr=self.max_llr).clamp_min(0)
+        p = self.trust.crossover(voters.workers)
+        pooled = llr_weights(p, max_llr=self.max_llr).clamp_min(0)
         believed = fixed_point(scaled(pooled * verdict.believable))
-        sharing = (verdict.unit == verdict.unit[:, None]).sum(1, keepdim=True)
-        within = capped(believed, self.cap, roots(votes.batch_sizes) if self.by_size else None)
+        sizes = roots(voters.batch_sizes) if self.by_size else None
+        within = capped(believed, self.cap, sizes)
+        same_unit = verdict.unit == verdict.unit[:, None]
+        sharing = same_unit.sum(1, keepdim=True)
         shared = torch.div(within, sharing, rounding_mode="trunc").int()
-        return torch.where((shared > 0).any(0), shared, plain)
+        somebody_left = (shared > 0).any(0)
+        return torch.where(somebody_left, shared, plain)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """See Rule; evidence holds the pairs of workers, too, on the sample."""
-        pairs = self.sample.pairs(votes)
-        return replace(super().vote(out, votes, coin), differ=pairs[0], common=pairs[1])
+        """See Rule. The evidence also counts pairs of workers, on the sample."""
+        differ, common = self.sample.pairs(votes)
+        evidence = super().vote(out, votes, coin)
+        return replace(evidence, differ=differ, common=common)
 
     def identity(self) -> State:
         """See Pooled."""
@@ -195,17 +229,26 @@ class Robust(WeightedRule):
 
 
 RULES: dict[str, type[Rule]] = {
-    rule.name: rule for rule in (Majority, ItSignSGD, Pooled, KnownBatch, Agreement, Robust)
+    rule.name: rule
+    for rule in (
+        Majority,
+        ItSignSGD,
+        Pooled,
+        KnownBatch,
+        Agreement,
+        Robust,
+    )
 }
 
 
 def summary(name: str) -> list[str]:
-    """What a rule does and when to take it: the first two lines of its class.
+    """What a rule does and when to use it: the first two lines of its docstring.
 
     >>> summary("majority")[0]
     'signSGD-MV: every vote counts one.'
     """
-    return inspect.getdoc(RULES[name]).splitlines()[:2]  # type: ignore[union-attr]
+    text = inspect.getdoc(RULES[name])
+    return text.splitlines()[:2]  # type: ignore[union-attr]
 
 
 def make_rule(name: str, layout: Layout, **options: object) -> Rule:
@@ -215,16 +258,11 @@ def make_rule(name: str, layout: Layout, **options: object) -> Rule:
     'pooled'
     """
     check_name("rule", name, RULES)
-    known = list(inspect.signature(RULES[name]).parameters)[1:]
+    rule = RULES[name]
+    known = list(inspect.signature(rule).parameters)[1:]
     unknown = set(options) - set(known)
     if unknown:
-        raise ConfigError(
-            f"rule {name!r} has no option {', '.join(sorted(unknown))}; it has: {', '.join(known) or 'none'}"
-        )
-    return RULES[name](layout, **options)
-
-
-def _checked_cap(cap: float) -> float:
-    if not cap >= 1:
-        raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
-    return cap
+        wrong = ", ".join(sorted(unknown))
+        possible = ", ".join(known) or "none"
+        raise ConfigError(f"rule {name!r} has no option {wrong}; it has: {possible}")
+    return rule(layout, **options)

@@ -1,7 +1,18 @@
-"""Weights, tallies, decisions: equation (3) of the paper, in integers."""
+"""Integer weights, stacked votes and the planes of a decision (paper, eq. 3).
+
+    llr_weights    crossover probability -> weight
+    scaled         use the whole range of the integers
+    fixed_point    real weights -> integers, so that a tally is exact
+    capped         bound the ratio of two positive weights
+    Voters         the workers of a vote, and the batch sizes they declare
+    Votes          the same, and their stacked ballots
+
+The kernels compute the tally and its sign: see `signvote.kernels.reference.vote_`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +20,9 @@ import torch
 from torch import Tensor
 
 from signvote.core.ballot import Ballot
-from signvote.core.bits import bytes_for, plane_to_bytes, unpack_signs
+from signvote.core.bits import Bytes, bytes_for, plane_to_bytes
+from signvote.errors import ConfigError
 from signvote.kernels import WORD, Coin, Planes, words_for
-from signvote.kernels.reference import coin_words
 
 ONE = 1024  # a weight of 1 in fixed point
 MAX_LLR = 10.0
@@ -37,6 +48,13 @@ def llr_weights(crossover: Tensor, *, max_llr: float = MAX_LLR) -> Tensor:
     return torch.log((1 - p) / p).clamp(-max_llr, max_llr)
 
 
+def checked_llr(max_llr: float) -> float:
+    """Return max_llr; raise unless integer weights can hold it."""
+    if not 0 < max_llr <= MAX_LLR:
+        raise ConfigError(f"max_llr is {max_llr}; it must lie in (0, {MAX_LLR:g}]")
+    return max_llr
+
+
 def fixed_point(weights: Tensor) -> Tensor:
     """Real weights as integers in units of 1 / 1024, so that a tally is exact.
 
@@ -49,89 +67,154 @@ def fixed_point(weights: Tensor) -> Tensor:
 def scaled(weights: Tensor) -> Tensor:
     """Weights (workers, groups) times a power of two per group: the largest lands in (5, 10].
 
-    A vote does not change when all its weights are doubled, but rounding does: workers with p near
-    1/2 have weights near 0, which 1 / 1024 alone could not tell apart.
+    Doubling all weights does not change a vote, but it reduces the rounding error. Workers with p near
+    1/2 have weights near 0, and without scaling several of them would round to the same integer.
     """
     largest = weights.double().abs().amax(0, keepdim=True)
-    doublings = torch.floor(torch.log2(MAX_LLR / largest.clamp_min(1e-12)))
+    room = MAX_LLR / largest.clamp_min(1e-12)
+    doublings = torch.floor(torch.log2(room))
     return weights * torch.exp2(doublings)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Votes:
-    """Stacked ballots: coordinates first to first + n of each worker that voted."""
+def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
+    """Raise positive integer weights until no two differ by more than a factor of `cap`.
 
-    workers: tuple[int, ...]
-    planes: Planes  # (workers, words)
-    n: int
-    first: int = 0
-    batch_sizes: tuple[int, ...] = ()  # 0: not declared
-    present: Tensor | None = None  # (workers,) bool, beside the planes; False: takes no part; None: all do
-
-    @classmethod
-    def stack(cls, ballots: Sequence[Ballot], first: int, n: int) -> Votes:
-        """Coordinates first to first + n of these ballots; `first` a multiple of 8."""
-        shape = len(ballots), words_for(n)
-        signs = torch.zeros(shape, dtype=torch.int64)
-        partial = any(b.support is not None for b in ballots)
-        support = torch.zeros(shape, dtype=torch.int64) if partial else None
-        at = slice(first // 8, bytes_for(first + n))
-        for m, ballot in enumerate(ballots):
-            plane_to_bytes(signs[m], n)[:] = ballot.signs[at]
-            if support is not None and ballot.support is not None:
-                plane_to_bytes(support[m], n)[:] = ballot.support[at]
-            elif support is not None:
-                support[m] = everywhere(n)
-        return cls(
-            workers=tuple(b.worker for b in ballots),
-            planes=Planes(signs, support),
-            n=n,
-            first=first,
-            batch_sizes=tuple(b.batch_size for b in ballots),
-        )
-
-
-def everywhere(n: int, device: torch.device | str = "cpu") -> Tensor:
-    """A plane of n ones."""
-    plane = torch.full((words_for(n),), -1, dtype=torch.int64, device=device)
-    if n % WORD:
-        plane[-1] = (1 << n % WORD) - 1
-    return plane
-
-
-def empty_decision(n: int, coin: Coin | None, device: torch.device | str = "cpu") -> Planes:
-    """Planes for a decision of n coordinates."""
-    signs = torch.zeros(words_for(n), dtype=torch.int64, device=device)
-    return Planes(signs, None if coin else torch.zeros_like(signs))
-
-
-def tally(votes: Votes, weights: Tensor) -> Tensor:
-    """sum_m w[m] Y[m,n], exact integers: tallies of servers in a tree simply add, and `decide` ends it.
-
-    A single server has no tally in memory: its kernels add, decide and count in one pass.
+    L of M workers then cannot overturn a decision on which all others agree, if the others have
+    positive weights and L < M / (1 + cap), because (M - L) / cap > L. Small weights are raised instead
+    of lowering large ones: otherwise one worker with a tiny weight would set the limit for everybody.
 
     Args:
-        votes: Y in {-1, +1}, or 0 where a worker abstains.
-        weights: integers, one per worker.
+        weights: (workers, groups) integers. A weight of 0 stays 0, a negative one stays negative.
+        cap: largest ratio of two positive weights of a group; infinity changes nothing.
+        sizes: (workers,). If given, the cap applies to weight / size.
+
+    >>> capped(torch.tensor([[9], [1], [0]]), 3).tolist()
+    [[9], [3], [0]]
+    >>> capped(torch.tensor([[9], [1], [0]]), 3, torch.tensor([3.0, 1.0, 1.0])).tolist()
+    [[9], [1], [0]]
 
     """
-    y = unpack_signs(votes.planes, votes.n).long()
-    return (weights.long()[:, None] * y).sum(0)
+    if math.isinf(cap):
+        return weights
+    if sizes is None:
+        sizes = torch.ones(len(weights))
+    size = sizes.double()[:, None]
+    relative = weights / size
+    largest = relative.amax(0, keepdim=True)
+    floor = torch.ceil(largest * size / cap)
+    at_least = weights.maximum(floor)
+    raised = torch.where(weights > 0, at_least, weights)
+    highest = raised.amax(0, keepdim=True)
+    fitting = (LARGEST / highest).clamp(0, 1)
+    return torch.ceil(raised * fitting).to(weights.dtype)
 
 
-def decide(tally: Tensor, coin: Coin | None) -> Tensor:
-    """sign(tally) as int8 (paper, eq. 3); a zero tally gets the coin's bit, or stays 0 without one."""
-    if coin is None:
-        return torch.sign(tally).to(torch.int8)
-    coins = Planes(coin_words(coin, words_for(tally.numel())), None)
-    return torch.where(tally == 0, unpack_signs(coins, tally.numel()), torch.sign(tally)).to(torch.int8)
+def checked_cap(cap: float) -> float:
+    """Return cap; raise unless it is a ratio of 1 or more."""
+    if not cap >= 1:
+        raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
+    return cap
 
 
 def roots(batch_sizes: Sequence[int]) -> Tensor:
-    """sqrt(B / smallest B declared) of each worker; one that declares nothing counts as the smallest.
+    """sqrt(B / smallest B declared) of each worker; a worker that declares nothing counts as the smallest.
 
     >>> roots([4, 0, 16]).tolist()
     [1.0, 1.0, 2.0]
     """
-    smallest = min((b for b in batch_sizes if b), default=1)
-    return torch.sqrt(torch.tensor([b or smallest for b in batch_sizes], dtype=torch.float64) / smallest)
+    declared = [size for size in batch_sizes if size]
+    smallest = min(declared, default=1)
+    sizes = [size or smallest for size in batch_sizes]
+    ratios = torch.tensor(sizes, dtype=torch.float64) / smallest
+    return torch.sqrt(ratios)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Voters:
+    """The workers of a vote: all that a rule's weights may depend on, besides what the rule has learned.
+
+    >>> Voters(workers=(3, 7)).batch_sizes
+    (0, 0)
+    """
+
+    workers: tuple[int, ...]
+    batch_sizes: tuple[int, ...] = ()  # one for each worker, 0: not declared; (): no worker declares one
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes:
+            undeclared = (0,) * len(self.workers)
+            object.__setattr__(self, "batch_sizes", undeclared)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Votes(Voters):
+    """Voters and their stacked ballots: coordinates first to first + n of each worker."""
+
+    planes: Planes  # (workers, words)
+    n: int
+    first: int = 0
+    present: Tensor | None = None  # (workers,) bool on the planes' device, False: abstains; None: all vote
+
+    @property
+    def device(self) -> torch.device:
+        """Where the planes are."""
+        return self.planes.signs.device
+
+    @classmethod
+    def stack(cls, ballots: Sequence[Ballot], first: int, n: int) -> Votes:
+        """Stack coordinates first to first + n of these ballots; `first` must be a multiple of 8."""
+        stop = bytes_for(first + n)
+        at = slice(first // 8, stop)
+        signs = _empty_planes(len(ballots), n)
+        for m, ballot in enumerate(ballots):
+            _write_bytes_(signs[m], ballot.signs[at], n)
+        support = _stacked_support(ballots, at, n)
+        return cls(
+            workers=tuple(ballot.worker for ballot in ballots),
+            batch_sizes=tuple(ballot.batch_size for ballot in ballots),
+            planes=Planes(signs, support),
+            n=n,
+            first=first,
+        )
+
+
+def _stacked_support(ballots: Sequence[Ballot], at: slice, n: int) -> Tensor | None:
+    """The support planes, of ones where a ballot has none; None if no ballot has one."""
+    if all(ballot.support is None for ballot in ballots):
+        return None
+    support = _empty_planes(len(ballots), n)
+    for m, ballot in enumerate(ballots):
+        if ballot.support is None:
+            support[m] = everywhere(n)
+        else:
+            _write_bytes_(support[m], ballot.support[at], n)
+    return support
+
+
+def _empty_planes(rows: int, n: int) -> Tensor:
+    return torch.zeros(rows, words_for(n), dtype=torch.int64)
+
+
+def _write_bytes_(plane: Tensor, packed: Bytes, n: int) -> None:
+    plane_to_bytes(plane, n)[:] = packed
+
+
+def everywhere(n: int, device: torch.device | str = "cpu") -> Tensor:
+    """A plane of n ones."""
+    words = words_for(n)
+    plane = torch.full((words,), -1, dtype=torch.int64, device=device)
+    bits_in_last = n % WORD
+    if bits_in_last:
+        plane[-1] = (1 << bits_in_last) - 1
+    return plane
+
+
+def empty_decision(
+    n: int,
+    coin: Coin | None,
+    device: torch.device | str = "cpu",
+) -> Planes:
+    """Planes to write a decision of n coordinates to; with a coin every coordinate is decided."""
+    signs = torch.zeros(words_for(n), dtype=torch.int64, device=device)
+    support = None if coin else torch.zeros_like(signs)
+    return Planes(signs, support)

@@ -95,7 +95,7 @@ class Backend(Protocol):
     def vote_(
         self, out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:
-        """Decide coordinates span[0] to span[1] by sign(sum_m weights[m] Y[m]); leave other bits of out.
+        """Decide coordinates span[0] to span[1] by sign(sum_m weights[m] Y[m]) (paper, eq. 3); leave other bits.
 
         A tally of zero gets the coin's bit, or without a coin no sign. Returns, per worker, the votes
         that differ from the decision and the votes cast where there is a decision.
@@ -106,7 +106,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Decide n coordinates with a weight for each worker and coordinate, and count who differed.
 
-        The counters are updated in the same pass: +2 for a vote that differs from the decision, and
+        The counters are updated in the same pass (paper, eq. 4): +2 for a vote that differs from the decision, and
         where just one of both is missing +1, or +2 if `zero_is_symbol`. Returns what `vote_` does.
         """
 
@@ -114,7 +114,7 @@ class Backend(Protocol):
         """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""
 
     def step_(self, x: Tensor, decision: Planes, begin: int, step: float) -> None:
-        """x[i] <- x[i] - step * decision[begin + i] for a contiguous float vector."""
+        """x[i] <- x[i] - step * decision[begin + i] for a contiguous float vector (paper, eq. 5)."""
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:

@@ -80,7 +80,7 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
 
 
 def _sign_of(tally: Tensor, coin: Coin | None) -> tuple[Tensor, Tensor]:
-    """(positive, decided) booleans: the sign of an integer tally under the zero rule."""
+    """(positive, decided) booleans: the sign of an integer tally (paper, eq. 3); zero gets the coin, if any."""
     if coin is None:
         return tally > 0, tally != 0
     heads = unpack(coin_words(coin, words_for(tally.numel()), tally.device), tally.numel())
@@ -103,7 +103,7 @@ def vote_(
     positive = unpack(votes.signs, end)[:, begin:]
     voted = _bits(votes.support, votes.signs, end)[:, begin:]
     y = (2 * positive.to(torch.int64) - 1) * voted
-    tally = (weights.to(y.device, torch.int64)[:, None] * y).sum(0)
+    tally = (weights.to(y.device, torch.int64)[:, None] * y).sum(0)  # (paper, eq. 3)
     decision, decided = _sign_of(tally, coin and coin.after(begin))
     _write_(out.signs, decision, span)
     _write_(out.support, decided, span)
@@ -123,14 +123,14 @@ def vote_by_coordinate_(
     voted = _bits(votes.support, votes.signs, n) & present[:, None]
     count = counters.view(torch.int16)[:, slots].transpose(0, 1).flatten(1)[:, :n].int() & 0xFFFF
     index = torch.where(voted, count + sizes[:, None] * positive, 2 * sizes[:, None])
-    tally = tables[table_of[:, None], index.long()].sum(0)
+    tally = tables[table_of[:, None], index.long()].sum(0)  # (paper, eq. 3)
     decision, decided = _sign_of(tally, coin)
     _write_(out.signs, decision, (0, n))
     _write_(out.support, decided, (0, n))
 
     cast = voted & decided
     differs = (positive != decision) & cast
-    added = (2 * differs + (1 + zero_is_symbol) * (voted != decided)).to(torch.int16)
+    added = (2 * differs + (1 + zero_is_symbol) * (voted != decided)).to(torch.int16)  # (paper, eq. 4)
     padded = torch.nn.functional.pad(added, (0, counters.shape[0] * WORD - n))[present]
     counters.view(torch.int16)[:, slots[present]] += padded.unflatten(1, (-1, WORD)).transpose(0, 1)
     return differs.sum(1), cast.sum(1)
@@ -149,4 +149,4 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
     end = begin + x.numel()
     signs = 2 * unpack(decision.signs, end)[begin:].to(torch.int8) - 1
     signs *= _bits(decision.support, decision.signs, end)[begin:]
-    x.sub_(signs.to(x.dtype), alpha=step)
+    x.sub_(signs.to(x.dtype), alpha=step)  # (paper, eq. 5)

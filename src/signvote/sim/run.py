@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from signvote.core.bits import unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.layout import Layout
 from signvote.core.server import Server
-from signvote.core.vote import ONE, Votes
+from signvote.core.vote import ONE, Voters, Votes
 from signvote.kernels import Planes, backend
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients, sign_error
@@ -191,13 +190,8 @@ class Run:
             return
         server.settle()
         workers = tuple(range(self.config.workers))
-        nothing = Planes(
-            torch.empty(len(workers), 0, dtype=torch.int64, device=self.gradients.x.device), None
-        )
-        everyone = Votes(
-            workers=workers, planes=nothing, n=self.layout.size, batch_sizes=self.config.batch_sizes
-        )
-        weight = (server.rule.weights(everyone).double().mean(1) / ONE).tolist()
+        everybody = Voters(workers=workers, batch_sizes=self.config.batch_sizes)
+        weight = (server.rule.weights(everybody).double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
         note(self.history, "trust", round=t, weight=weight, crossover=overruled)
 
