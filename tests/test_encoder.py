@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from signvote import ConfigError, Layout, Server, Worker
 from signvote.core.ballot import parse
-from signvote.core.bits import unpack_signs
-from signvote.core.encoder import Encoder, Encoding
+from signvote.core.bits import coin_for, unpack_signs
+from signvote.core.encoder import Encoder, Encoding, Memory, encode
+from signvote.kernels import Coins
 
 
 def signs(encoder: Encoder, round: int, gradient: torch.Tensor) -> torch.Tensor:
@@ -95,3 +96,48 @@ def test_few_votes_make_a_short_decision() -> None:
     decided = unpack_signs(parse(message, layout=layout, run=0, round=1).planes(), 10_000)
     sums = sum(unpack_signs(p, 10_000) for p in planes if p is not None)
     assert torch.equal(decided, torch.as_tensor(sums).sign())
+
+
+ENCODINGS = [
+    Encoding(momentum=0.9),
+    Encoding(feedback=True),
+    Encoding(momentum=0.9, top=0.1, feedback=True),
+    Encoding(top=0.01, zeros="abstain"),
+]
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=str)
+def test_rows_are_encoded_as_each_worker_alone(encoding: Encoding, device: str) -> None:
+    """Six rounds of three workers: the same planes and memory, bit for bit, whatever shares the matrix."""
+    n = 70_001
+    together, alone = Memory(), [Memory() for _ in range(3)]
+    for t in range(1, 7):
+        gradients = torch.randn(3, n, generator=torch.Generator().manual_seed(t)).to(device)
+        gradients[:, ::5] = 0
+        coins = [coin_for(encoding.zeros, 0, t, m) for m in range(3)]
+        rows = encode(gradients, together, encoding, Coins.of(coins, device))
+        together = rows.memory
+        for m, coin in enumerate(coins):
+            one = encode(gradients[m].clone(), alone[m], encoding, coin)
+            alone[m] = one.memory
+            assert bool(one.finite)
+            for mine, its in ((one.planes, rows.planes), (one.memory, rows.memory)):
+                for a, b in zip(mine, its, strict=True):
+                    assert (a is None) == (b is None)
+                    assert a is None or torch.equal(a, b[m])
+
+
+def test_a_slice_is_encoded_as_a_part_of_the_whole() -> None:
+    """Where no sign depends on other coordinates, as a rank does it chunk by chunk."""
+    encoding = Encoding(momentum=0.9)
+    gradient, average = torch.randn(2, 1000)
+    coin = coin_for("coin", 0, 1, 5)
+    assert coin is not None
+    whole = encode(gradient, Memory(average), encoding, coin)
+    part = encode(gradient[640:], Memory(average[640:]), encoding, coin.after(640))
+    assert torch.equal(part.planes.signs, whole.planes.signs[10:])
+    assert part.memory.average is not None
+    assert whole.memory.average is not None
+    assert torch.equal(part.memory.average, whole.memory.average[640:])
