@@ -102,7 +102,7 @@ def encode(
         out: where to write the new average, such as the gradient's own memory; None: into new memory.
 
     """
-    signal, average = _averaged(gradient, memory.average, encoding.momentum, out)
+    signal, average = _averaged(gradient, memory.average, encoding, out)
     if memory.residual is not None:
         signal = signal + memory.residual
     planes, finite = sign_planes(signal, coin)
@@ -115,13 +115,13 @@ def encode(
 
 
 def _averaged(
-    gradient: Tensor, average: Tensor | None, momentum: float, out: Tensor | None
+    gradient: Tensor, average: Tensor | None, encoding: Encoding, out: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The signal before feedback, and the new average: both are m <- beta m + (1 - beta) g."""
-    if not momentum:
+    if not encoding.momentum:
         return gradient, None
     before = torch.zeros_like(gradient) if average is None else average
-    after = torch.lerp(before, gradient, 1 - momentum, out=out)
+    after = torch.lerp(before, gradient, 1 - encoding.momentum, out=out)
     return after, after
 
 
