@@ -6,6 +6,8 @@ DEVELOP := .venv/.develop
 PROCESSES := $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 3 / 2 )))  # some tests wait rather than compute
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compiled modules are kept
+
 .PHONY: demo test soak steady lint bench docs dist clean
 
 demo: $(READY)  ## the paper's comparison on the bundled data
