@@ -141,3 +141,21 @@ def test_a_slice_is_encoded_as_a_part_of_the_whole() -> None:
     assert part.memory.average is not None
     assert whole.memory.average is not None
     assert torch.equal(part.memory.average, whole.memory.average[640:])
+
+
+def test_what_an_encoding_needs() -> None:
+    """Two planes where coordinates may be left out; the whole vector where a sign depends on other coordinates."""
+    needs = {
+        encoding: (encoding.planes, encoding.needs_whole_vector)
+        for encoding in (Encoding(), Encoding(zeros="abstain"), Encoding(top=0.5), Encoding(feedback=True))
+    }
+    assert list(needs.values()) == [(1, False), (2, False), (2, True), (1, True)]
+
+
+def test_an_encoding_is_its_settings_one_by_one() -> None:
+    named = {"w": torch.zeros(40)}
+    named["w"].grad = torch.randn(40)
+    settings = {"momentum": 0.5, "zeros": "abstain", "top": 0.25, "feedback": True}
+    whole = Worker(named, 0, encoding=Encoding(**settings))  # type: ignore[arg-type]
+    apart = Worker(named, 0, **settings)  # type: ignore[arg-type]
+    assert [whole.ballot(t) for t in (1, 2)] == [apart.ballot(t) for t in (1, 2)]
