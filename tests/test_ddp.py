@@ -79,13 +79,14 @@ def test_top_and_feedback_equal_the_simulator(sending: dict[str, Any], tmp_path:
 
 
 class Odd(nn.Module):
-    """A parameter of no elements, after one that ends inside a chunk and before one that begins there."""
+    """Parameters of no elements: inside a chunk that is not complete yet, and after one that is."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Parameter(torch.linspace(-1, 1, 100))
         self.nothing = nn.Parameter(torch.empty(0))
         self.last = nn.Parameter(torch.linspace(-1, 1, 90))
+        self.end = nn.Parameter(torch.empty(0))
 
 
 def gradient(p: torch.Tensor, rank: int, t: int) -> torch.Tensor:
