@@ -92,7 +92,7 @@ class Picture:
 
     def svg(self) -> str:
         """The whole drawing."""
-        size = f'viewBox="0 0 {self.width} {self.height}"'
+        size = f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="rooms" {size} role="img">',
             "<title>Imports between the packages of signvote</title>",
