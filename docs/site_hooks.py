@@ -2,7 +2,7 @@
 
 on_files            brings in PAGES with their figures, and makes a page of each source that is linked to
 on_page_markdown    points links at those pages, or into the API reference
-on_page_content     LaTeX becomes MathML, so that equations need no script
+on_page_content     LaTeX becomes MathML, so that equations need no script; drawings become part of the page
 Docstrings          for the reference: doctests, tables and equations are shown as they stand
 """
 
@@ -32,6 +32,7 @@ SOURCE = "source/"  # pages that show a source
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")  # text, target, anchor
 LATEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+DRAWING = re.compile(r'<img alt="[^"]*" src="(\w+\.svg)" ?/?>')  # of docs/
 REFERENCE = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
 MODULES = set(re.findall(r"^::: (\S+)", REFERENCE, re.MULTILINE))
 
@@ -68,9 +69,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Equations as MathML."""
+    """Equations as MathML, and drawings inside the page, where they get the colors of its theme."""
     display = {"span": "inline", "div": "block"}
-    return LATEX.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), content)
+    content = LATEX.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), content)
+    return DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), content)
 
 
 class Docstrings(griffe.Extension):

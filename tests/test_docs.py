@@ -143,6 +143,10 @@ def test_the_site_builds_without_a_warning_and_is_whole(tmp_path: Path) -> None:
         assert tmp_path / f"{uri}.html" in pages
     for source in ROOT.glob("docs/**/*.md"):
         assert (tmp_path / source.relative_to(ROOT / "docs")).with_suffix(".html") in pages
+    assert (
+        '<svg xmlns="http://www.w3.org/2000/svg" class="rooms"'
+        in (tmp_path / "architecture.html").read_text()
+    )
     for path, page in pages.items():
         assert "arithmatex" not in path.read_text(), f"{path.name}: an equation was left"
         for address in page.loaded:
