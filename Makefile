@@ -16,6 +16,7 @@ demo: $(READY)  ## the paper's comparison on the bundled data
 
 test: lint  ## every check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxschedchunk 1 --cov
+	$(BIN)/coverage report --include='src/signvote/core/*' --fail-under=100
 
 soak: $(DEVELOP)  ## faults at random moments, and whatever else depends on chance or on the clock: minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest soak -v

@@ -16,9 +16,6 @@ settings.register_profile("test", common, derandomize=True, max_examples=40)  # 
 settings.register_profile("soak", common, max_examples=2000)  # others every time
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "test"))
 
-OTHER_PARTS = {
-    f"test_{part}" for part in ("attacks", "cli", "flower", "kernels", "panels", "report", "sim", "study")
-}
 BACKENDS: dict[str, Backend] = {"reference": reference}
 if find_spec("numba"):  # a machine with nothing but PyTorch can still run the tests of its GPU
     from signvote.kernels import cpu
@@ -47,9 +44,9 @@ def digits() -> Task:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests go first, so that no core waits for the last of them.
 
-    Tracing slows a test down. The tests that cover the core are quick; slow ones and those of other parts go untraced.
+    They are not traced for coverage, which would slow them down further.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        if item.get_closest_marker("slow") or item.path.stem in OTHER_PARTS:
+        if item.get_closest_marker("slow"):
             item.add_marker("no_cover")
