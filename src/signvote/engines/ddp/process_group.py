@@ -104,11 +104,14 @@ class ProcessGroup:
 
 
 def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:
-    """A new group of these ranks; None: all. Only the ranks in it must call this."""
+    """A new group of these ranks, each of which calls this; None: all ranks."""
     wait = timedelta(seconds=timeout)
+    group: dist.ProcessGroup
     if ranks is None:
-        return dist.new_group(timeout=wait)
-    return dist.new_group(ranks, timeout=wait, use_local_synchronization=True)
+        group = dist.new_group(timeout=wait)
+    else:
+        group = dist.new_group(ranks, timeout=wait, use_local_synchronization=True)
+    return group
 
 
 def _plain(error: str) -> str:

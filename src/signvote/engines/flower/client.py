@@ -92,10 +92,9 @@ def score(
     if not _catch_up(message, context, worker, model):
         return _answer(message, RecordDict(), NOTHING)
     model.eval()
-    with torch.no_grad():
-        measured = dict(metrics())
     content = RecordDict()
-    content[METRICS] = MetricRecord(measured)
+    with torch.no_grad():
+        content[METRICS] = MetricRecord(dict(metrics()))
     _keep(context, worker, model)
     return _answer(message, content, instruction["round"] - 1)
 
