@@ -61,7 +61,7 @@ class Fields(NamedTuple):
     layout: bytes  # digest
     worker: int
     round: int
-    count: int
+    votes: int  # `count`: a tuple has a method of that name
     batch_size: int
     checksum: int
 
@@ -144,7 +144,7 @@ class Ballot:
             layout=self.layout.digest,
             worker=self.worker,
             round=self.round,
-            count=self.count,
+            votes=self.count,
             batch_size=self.batch_size,
             checksum=0,
         )
@@ -185,12 +185,12 @@ def parse(
     _check_identity(fields, layout, run, round, worker)
     kind = Kind(fields.kind)
     body = memoryview(message)[HEADER.size :]
-    _check_size(kind, layout.size, fields.count, len(body), fields.reason)
+    _check_size(kind, layout.size, fields.votes, len(body), fields.reason)
     header = message[: HEADER.size - 4] + bytes(4)
     if zlib.crc32(body, zlib.crc32(header)) != fields.checksum:
         raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
     packed = np.frombuffer(body, np.uint8)
-    signs, support = _read_body(kind, packed, layout.size, fields.count)
+    signs, support = _read_body(kind, packed, layout.size, fields.votes)
     return Ballot(
         layout=layout,
         worker=fields.worker,
