@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.ranks import Trainer, checksum, config, simulated, together
 from tests.test_ddp_faults import heard_of
 
-from signvote.engines.ddp import load, meeting, save
+from signvote.engines.ddp import load, process_group, save
 from signvote.errors import EngineError
 
 KILLS = 20
@@ -20,7 +20,7 @@ KILLS = 20
 
 def killed_now_and_then(rank: int, world: int, attempt: int, rounds: int, folder: str) -> int | None:
     """Trains from the last checkpoint; until the last attempt one rank is killed, who and when is random."""
-    meeting.GRACE = 0.5  # not to wait 20 times for a rank that is dead
+    process_group.GRACE = 0.5  # not to wait 20 times for a rank that is dead
     trainer = Trainer(rank, config("it-signsgd", world, rounds))
     if found := load(folder, trainer.state):
         trainer.model.load_state_dict(found[0]["model"])

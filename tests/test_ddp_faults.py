@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from signvote import StateError
-from signvote.engines.ddp import VoteState, load, meeting, save, saving, vote_gradients
+from signvote.engines.ddp import VoteState, load, process_group, save, saving, vote_gradients
 from signvote.errors import EngineError
 from tests.ranks import PATIENCE, Trainer, checksum, config, simulated, together, wait_for
 
@@ -84,7 +84,7 @@ def test_ranks_that_differ_all_raise_the_same_error(tmp_path: Path) -> None:
 
 def leaving(rank: int, world: int, how: str, folder: str) -> str:
     """Rank 1 dies after round 2, or hangs before the first until the others have given up."""
-    meeting.GRACE = 0.2  # a survivor that takes longer is not heard of, which the error may say
+    process_group.GRACE = 0.2  # a survivor that takes longer is not heard of, which the error may say
     trainer = Trainer(rank, config("pooled", world, 50), timeout=2.0 if how == "hangs" else PATIENCE)
     if how == "dies":
         trainer.train(2)
@@ -118,14 +118,14 @@ def test_the_error_says_who_is_alive_and_who_was_not_heard_of(how: str, stage: s
 
 def reported(rank: int, world: int, folder: str) -> str:
     """Both get an error although both are alive, as when a link is cut; rank 1 takes its time to report."""
-    meeting.GRACE = PATIENCE  # ends as soon as both have reported
+    process_group.GRACE = PATIENCE  # ends as soon as both have reported
     state = VoteState(nn.Linear(2, 2), "majority")
-    state.meeting.stage = "round 9"
+    state.group.stage = "round 9"
     if rank == 1:
         wait_for(Path(folder, "waits").exists)
     else:
         Path(folder, "waits").touch()
-    with pytest.raises(EngineError) as error, state.meeting._named():
+    with pytest.raises(EngineError) as error, state.group._named():
         raise RuntimeError(f"link {rank} is cut")
     return str(error.value)
 
@@ -191,7 +191,7 @@ POINTS = {
 
 def arm(state: VoteState, name: str, call: int) -> None:
     """Let this process die, as by `kill -9`, when the exchange or the checkpoint gets to that call."""
-    owner = {"save_file": saving, "write_atomically": saving, "rmtree": shutil}.get(name, state.meeting)
+    owner = {"save_file": saving, "write_atomically": saving, "rmtree": shutil}.get(name, state.group)
     usual, calls = getattr(owner, name), count(1)
 
     def deadly(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +204,7 @@ def arm(state: VoteState, name: str, call: int) -> None:
 
 def killed(rank: int, world: int, point: str | None, rounds: int, folder: str) -> int | None:
     """Trains from the last checkpoint, a checkpoint every other round; the victim dies in the fourth round."""
-    meeting.GRACE = 0.2
+    process_group.GRACE = 0.2
     trainer = Trainer(rank, config("it-signsgd", world, rounds))
     if found := load(folder, trainer.state):
         trainer.model.load_state_dict(found[0]["model"])

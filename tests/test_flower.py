@@ -81,7 +81,7 @@ def test_nodes_and_server_hold_the_same_model() -> None:
         behind = state.array_records[MODEL].to_torch_state_dict()  # it has not seen the last decision
         model.load_state_dict(behind)
         worker = Worker(model, 0, decay=0.01)
-        step, decision = strategy.decisions[4]
+        step, decision = strategy.progress.decisions[4]
         worker.apply(decision, step)
         assert same(model.state_dict(), strategy.model)
 
@@ -100,7 +100,7 @@ def test_who_missed_rounds_is_sent_the_decisions_and_who_missed_many_the_model()
     assert 4 * PACKED < max(back_after_3) < 4 * PACKED + 4000  # rounds 1 to 4
     assert max(back_after_45) > 4 * N
     assert strategy.server.report.voters == (0, 1, 2)
-    assert len(strategy.decisions) < 33
+    assert len(strategy.progress.decisions) < 33
 
 
 def test_who_lost_its_state_asks_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,7 +163,7 @@ def test_local_steps_vote_on_what_they_changed() -> None:
 def test_a_step_by_round_and_a_rule_with_options() -> None:
     steps = [0.5, 0.25, 0.125]
     strategy = train(grid_of(), 3, step=lambda t: steps[t - 1], rule="it-signsgd", warmup=1, zeros="abstain")
-    assert [step for step, _ in strategy.decisions.values()] == steps
+    assert [step for step, _ in strategy.progress.decisions.values()] == steps
     assert strategy.server.rule.name == "it-signsgd"
 
 

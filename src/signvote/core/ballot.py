@@ -7,9 +7,9 @@
     abstain   count = votes; who voted, ceil(N / 8) bytes, then the signs, 0 where nobody voted
     sparse    count = votes; which coordinates (see sparse.py), then their signs, ceil(count / 8) bytes
 
-A decision is the server's own ballot: same form, worker id SERVER. Parsing trusts nothing: every
-length is checked against the layout before anything is allocated, every accepted message encodes
-back to the same bytes, and everything else is a BallotError whose `reason` can be counted.
+A decision is the server's own ballot: same form, worker id SERVER. Parsing trusts nothing. It checks every length
+against the layout before it allocates memory. Every accepted message encodes back to the same bytes. Every other
+message raises a BallotError, whose `reason` can be counted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import struct
 import zlib
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,18 +34,36 @@ from signvote.core.layout import Layout
 from signvote.errors import BallotError
 from signvote.kernels import Planes
 
-MAGIC, VERSION = b"SVOT", 1
+MAGIC = b"SVOT"
+VERSION = 1
 HEADER = struct.Struct("<4s4BQ16s3Q2I")
 NON_FINITE = 1
 REASONS = {0: "", NON_FINITE: "non-finite gradient"}  # why a worker abstains for a whole round
 
 
 class Kind(IntEnum):
-    """How a ballot's body is written."""
+    """The form of a ballot's body."""
 
     DENSE = 0
     ABSTAIN = 1
     SPARSE = 2
+
+
+class Fields(NamedTuple):
+    """The fields of the header, in order."""
+
+    magic: bytes
+    version: int
+    kind: int
+    reason: int
+    reserved: int  # 0
+    run: int
+    layout: bytes  # digest
+    worker: int
+    round: int
+    votes: int  # `count`: a tuple has a method of that name
+    batch_size: int
+    checksum: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,43 +82,75 @@ class Ballot:
 
     @classmethod
     def cast(
-        cls, layout: Layout, planes: Planes, *, worker: int, round: int, run: int, **rest: int
+        cls,
+        layout: Layout,
+        planes: Planes,
+        *,
+        worker: int,
+        round: int,
+        run: int,
+        batch_size: int = 0,
     ) -> Ballot:
-        """A ballot of these planes, dense or abstaining, whichever they need."""
-        signs = plane_to_bytes(planes.signs, layout.size)
-        support = None if planes.support is None else plane_to_bytes(planes.support, layout.size)
-        if support is not None and count_ones(support) == layout.size:
-            support = None
-        kind = Kind.DENSE if support is None else Kind.ABSTAIN
-        who = {"worker": worker, "round": round, "run": run, **rest}
-        return cls(layout=layout, kind=kind, signs=signs, support=support, **who)
+        """A ballot of these planes: dense if they vote on every coordinate, else abstaining."""
+        support = None
+        if planes.support is not None:
+            support = plane_to_bytes(planes.support, layout.size)
+            if count_ones(support) == layout.size:
+                support = None
+        return cls(
+            layout=layout,
+            worker=worker,
+            round=round,
+            run=run,
+            kind=Kind.DENSE if support is None else Kind.ABSTAIN,
+            signs=plane_to_bytes(planes.signs, layout.size),
+            support=support,
+            batch_size=batch_size,
+        )
 
     def thinned(self) -> Ballot:
         """The same votes, written as sparse."""
-        everywhere = np.packbits(np.ones(self.layout.size, np.uint8), bitorder="little")
-        support = everywhere if self.support is None else self.support
+        support = self.support
+        if support is None:
+            ones = np.ones(self.layout.size, np.uint8)
+            support = np.packbits(ones, bitorder="little")
         return replace(self, kind=Kind.SPARSE, support=support)
 
     @property
     def count(self) -> int:
         """How many coordinates this ballot votes on."""
-        return self.layout.size if self.support is None else count_ones(self.support)
+        if self.support is None:
+            return self.layout.size
+        return count_ones(self.support)
 
     def planes(self) -> Planes:
         """The votes as word planes: a copy."""
         n = self.layout.size
-        support = None if self.support is None else plane_from_bytes(self.support, n)
-        return Planes(plane_from_bytes(self.signs, n), support)
+        signs = plane_from_bytes(self.signs, n)
+        if self.support is None:
+            return Planes(signs, None)
+        return Planes(signs, plane_from_bytes(self.support, n))
 
     def to_bytes(self) -> bytes:
         """The message."""
         body = self._body()
-        fields = (
-            MAGIC, VERSION, self.kind, self.reason, 0, self.run, self.layout.digest,
-            self.worker, self.round, self.count, self.batch_size,
-        )  # fmt: skip
-        checksum = zlib.crc32(body, zlib.crc32(HEADER.pack(*fields, 0)))
-        return HEADER.pack(*fields, checksum) + body
+        fields = Fields(
+            magic=MAGIC,
+            version=VERSION,
+            kind=self.kind,
+            reason=self.reason,
+            reserved=0,
+            run=self.run,
+            layout=self.layout.digest,
+            worker=self.worker,
+            round=self.round,
+            votes=self.count,
+            batch_size=self.batch_size,
+            checksum=0,
+        )
+        checksum = zlib.crc32(body, zlib.crc32(HEADER.pack(*fields)))
+        signed = fields._replace(checksum=checksum)
+        return HEADER.pack(*signed) + body
 
     def _body(self) -> bytes:
         if self.support is None:
@@ -108,11 +159,17 @@ class Ballot:
             return self.support.tobytes() + self.signs.tobytes()
         indices = np.flatnonzero(_unpacked(self.support))
         signs = np.packbits(_unpacked(self.signs)[indices], bitorder="little")
-        return sparse.encode_indices(indices, self.layout.size) + signs.tobytes()
+        code = sparse.encode_indices(indices, self.layout.size)
+        return code + signs.tobytes()
 
 
 def parse(
-    message: bytes, *, layout: Layout, run: int, round: int | None = None, worker: int | None = None
+    message: bytes,
+    *,
+    layout: Layout,
+    run: int,
+    round: int | None = None,
+    worker: int | None = None,
 ) -> Ballot:
     """The ballot that a message holds, or a BallotError.
 
@@ -120,47 +177,72 @@ def parse(
         message: untrusted bytes.
         layout: of our model; another digest is refused.
         run: our run's number; a ballot of another run is refused.
-        round: the round being decided; earlier ones are late, later ones from the future. None: any.
-        worker: who sent it, as the transport knows; None: whoever the header names.
+        round: the round being decided; a ballot for another round is refused as late or future. None: any.
+        worker: the sender, as the transport knows it; None: the worker that the header names.
 
     """
+    fields = _read_header(message)
+    _check_identity(fields, layout, run, round, worker)
+    kind = Kind(fields.kind)
+    body = memoryview(message)[HEADER.size :]
+    _check_size(kind, layout.size, fields.votes, len(body), fields.reason)
+    header = message[: HEADER.size - 4] + bytes(4)
+    if zlib.crc32(body, zlib.crc32(header)) != fields.checksum:
+        raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
+    packed = np.frombuffer(body, np.uint8)
+    signs, support = _read_body(kind, packed, layout.size, fields.votes)
+    return Ballot(
+        layout=layout,
+        worker=fields.worker,
+        round=fields.round,
+        run=fields.run,
+        kind=kind,
+        signs=signs,
+        support=support,
+        batch_size=fields.batch_size,
+        reason=fields.reason,
+    )
+
+
+def _read_header(message: bytes) -> Fields:
+    """The header's fields. Refuses a message that is no ballot of this version."""
     if not isinstance(message, bytes):
         raise BallotError("type", f"a ballot is bytes, not {type(message).__name__}")
     if len(message) < HEADER.size:
         raise BallotError("length", f"{len(message)} bytes are no ballot; a header alone has {HEADER.size}")
-    (magic, version, kind, reason, zero, its_run, digest, its_worker, its_round,
-     count, batch_size, checksum) = HEADER.unpack_from(message)  # fmt: skip
-    if magic != MAGIC:
-        raise BallotError("magic", f"not a ballot: it starts with {magic!r}, not {MAGIC!r}")
-    if version != VERSION:
-        raise BallotError("version", f"ballot of version {version}; this program reads version {VERSION}")
-    if kind not in list(Kind) or reason not in REASONS or zero:
-        raise BallotError("kind", f"unknown kind {kind}, reason {reason} or reserved byte {zero}")
-    if digest != layout.digest:
+    fields = Fields(*HEADER.unpack_from(message))
+    if fields.magic != MAGIC:
+        raise BallotError("magic", f"not a ballot: it starts with {fields.magic!r}, not {MAGIC!r}")
+    if fields.version != VERSION:
         raise BallotError(
-            "layout",
-            f"ballot for layout {digest.hex()[:8]}, not ours, {layout.digest.hex()[:8]}: another model",
+            "version",
+            f"ballot of version {fields.version}; this program reads version {VERSION}",
         )
-    if its_run != run:
-        raise BallotError("run", f"ballot of run {its_run}; this is run {run}")
-    if round is not None and its_round != round:
-        reason_word = "late" if its_round < round else "future"
-        raise BallotError(reason_word, f"ballot for round {its_round}; this is round {round}")
-    if worker is not None and its_worker != worker:
-        raise BallotError("worker", f"worker {worker} sent a ballot in the name of {its_worker}")
-    _check_size(Kind(kind), layout.size, count, len(message) - HEADER.size, reason)
-    body = memoryview(message)[HEADER.size :]
-    if zlib.crc32(body, zlib.crc32(bytes(4), zlib.crc32(message[: HEADER.size - 4]))) != checksum:
-        raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
-    signs, support = _read_body(Kind(kind), np.frombuffer(body, np.uint8), layout.size, count)
-    return Ballot(
-        layout=layout, worker=its_worker, round=its_round, run=its_run, kind=Kind(kind),
-        signs=signs, support=support, batch_size=batch_size, reason=reason,
-    )  # fmt: skip
+    if fields.kind not in list(Kind) or fields.reason not in REASONS or fields.reserved:
+        raise BallotError(
+            "kind",
+            f"unknown kind {fields.kind}, reason {fields.reason} or reserved byte {fields.reserved}",
+        )
+    return fields
+
+
+def _check_identity(fields: Fields, layout: Layout, run: int, round: int | None, worker: int | None) -> None:
+    """Refuse a ballot of another layout, run, round or worker; see `parse`."""
+    if fields.layout != layout.digest:
+        theirs = fields.layout.hex()[:8]
+        ours = layout.digest.hex()[:8]
+        raise BallotError("layout", f"ballot for layout {theirs}, not ours, {ours}: another model")
+    if fields.run != run:
+        raise BallotError("run", f"ballot of run {fields.run}; this is run {run}")
+    if round is not None and fields.round != round:
+        reason = "late" if fields.round < round else "future"
+        raise BallotError(reason, f"ballot for round {fields.round}; this is round {round}")
+    if worker is not None and fields.worker != worker:
+        raise BallotError("worker", f"worker {worker} sent a ballot in the name of {fields.worker}")
 
 
 def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
-    """Compare the body's size and count with the layout: before anything is allocated."""
+    """Compare the body's size and count with the layout, before any memory is allocated."""
     if count > n or (kind is Kind.DENSE and count != n):
         raise BallotError(
             "count", f"{kind.name.lower()} ballot of {count} votes; the layout has {n} coordinates"
@@ -170,37 +252,44 @@ def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
     if kind is not Kind.SPARSE:
         least = most = bytes_for(n) * (1 + kind)
     else:
-        code = sparse.most_bytes(n, count)
-        most = code + bytes_for(count)
-        least = sparse.remainder_bytes(n, count) + bytes_for(count) * 2 if count else 0
+        signs = bytes_for(count)
+        most = sparse.most_bytes(n, count) + signs
+        least = 0
+        if count:
+            unary = bytes_for(count)  # at least one bit per index
+            least = sparse.remainder_bytes(n, count) + unary + signs
     if not least <= size <= most:
         wanted = f"{most}" if least == most else f"{least} to {most}"
         raise BallotError("length", f"{kind.name.lower()} body of {size} bytes; wanted {wanted}")
 
 
 def _read_body(kind: Kind, body: Bytes, n: int, count: int) -> tuple[Bytes, Bytes | None]:
-    """(signs, support), packed; refuses what no encoder writes."""
+    """(signs, support), packed. Refuses a body that no encoder writes."""
     if kind is Kind.DENSE:
         _check_padding(body, n)
         return body, None
     if kind is Kind.ABSTAIN:
-        support, signs = body[: bytes_for(n)], body[bytes_for(n) :]
+        support = body[: bytes_for(n)]
+        signs = body[bytes_for(n) :]
         _check_padding(support, n)
-        if count_ones(support) != count:
-            raise BallotError("count", f"{count_ones(support)} votes in the ballot, {count} in its header")
+        votes = count_ones(support)
+        if votes != count:
+            raise BallotError("count", f"{votes} votes in the ballot, {count} in its header")
         if np.any(signs & ~support):
             raise BallotError("padding", "signs are set where there is no vote")
         return signs, support
     split = body.size - bytes_for(count)
     indices = sparse.decode_indices(body[:split], n, count)
-    _check_padding(body[split:], count)
-    return _scatter(indices, np.unpackbits(body[split:], count=count, bitorder="little"), n), _scatter(
-        indices, np.ones(count, np.uint8), n
-    )
+    packed = body[split:]
+    _check_padding(packed, count)
+    bits = np.unpackbits(packed, count=count, bitorder="little")
+    ones = np.ones(count, np.uint8)
+    return _scatter(indices, bits, n), _scatter(indices, ones, n)
 
 
 def _check_padding(packed: Bytes, n: int) -> None:
-    if n % 8 and packed[-1] >> (n % 8):
+    used = n % 8  # bits of the last byte; 0: all
+    if used and packed[-1] >> used:
         raise BallotError("padding", "padding bits are not zero")
 
 

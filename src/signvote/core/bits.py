@@ -1,8 +1,8 @@
 """Signs and packed bits: one bit per coordinate, and what a zero does.
 
-A zero has no sign. Under `zeros="coin"` it gets a fair bit that is a pure function of (run, round,
-worker, coordinate), so that one bit per coordinate suffices and nothing drifts. Under
-`zeros="abstain"` it gets no vote, and a second plane says who voted.
+A zero has no sign. Under `zeros="coin"` it gets a fair bit that is a pure function of (run, round, worker, coordinate),
+so that one bit per coordinate suffices and nothing drifts. Under `zeros="abstain"` it gets no vote, and a second plane,
+the support, marks the votes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_zeros(zeros: str) -> None:
 
 
 def check_number(name: str, value: int) -> None:
-    """Raise unless value fits the header's 64 bits."""
+    """Raise unless the value fits the header's 64 bits."""
     if not 0 <= value < 2**64:
         raise ConfigError(f"{name} is {value}; it must lie in 0..2^64-1")
 
@@ -53,9 +53,10 @@ def coin_for(zeros: Zeros, run: int, round: int, worker: int = SERVER) -> Coin |
 
 
 def _mix(z: int) -> int:
-    """splitmix64's finaliser: every bit of z reaches every bit of the result."""
+    """splitmix64's finalizer: every bit of z reaches every bit of the result."""
     for by, factor in reference.MIX:
-        z = ((z ^ (z >> by)) * factor) & _ONES
+        z ^= z >> by
+        z = (z * factor) & _ONES
     return z ^ (z >> 31)
 
 
@@ -71,20 +72,25 @@ def pack_signs(x: Tensor, coin: Coin | None) -> tuple[Planes, bool | Tensor]:
     ([1, -1, 0], True)
 
     """
-    return sign_planes(x.detach().contiguous().view(-1), coin)
+    flat = x.detach().contiguous().view(-1)
+    return sign_planes(flat, coin)
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
-    """The same for a contiguous vector, or for each row of a matrix, which takes a coin for each row."""
+    """The same for a contiguous vector, or for each row of a matrix, which needs a coin for each row."""
     if x.dtype not in FLOATS:
-        raise ConfigError(f"signs of {x.dtype} are not defined; wanted one of {', '.join(map(str, FLOATS))}")
+        names = ", ".join(map(str, FLOATS))
+        raise ConfigError(f"signs of {x.dtype} are not defined; wanted one of {names}")
     return backend(x.device).sign_planes(x, coin)
 
 
 def unpack_signs(planes: Planes, n: int) -> Tensor:
     """The first n signs as int8: +1, -1, or 0 where there is none. Leading dimensions stay."""
-    signs = 2 * reference.unpack(planes.signs, n).to(torch.int8) - 1
-    return signs if planes.support is None else signs * reference.unpack(planes.support, n)
+    positive = reference.unpack(planes.signs, n)
+    signs = 2 * positive.to(torch.int8) - 1
+    if planes.support is None:
+        return signs
+    return signs * reference.unpack(planes.support, n)
 
 
 def bytes_for(n: int) -> int:
@@ -94,16 +100,19 @@ def bytes_for(n: int) -> int:
 
 def plane_to_bytes(plane: Tensor, n: int) -> Bytes:
     """A view of the ceil(n / 8) bytes of a plane on the CPU; bit i of byte b is coordinate 8 b + i."""
-    return plane.numpy().view(np.uint8)[: bytes_for(n)]
+    packed = plane.numpy().view(np.uint8)
+    return packed[: bytes_for(n)]
 
 
 def plane_from_bytes(packed: Bytes, n: int) -> Tensor:
     """A plane with a copy of these bits, padded with zeros to whole words."""
     plane = torch.zeros(words_for(n), dtype=torch.int64)
-    plane_to_bytes(plane, n)[:] = packed
+    view = plane_to_bytes(plane, n)
+    view[:] = packed
     return plane
 
 
 def count_ones(packed: Bytes) -> int:
     """Number of ones in packed bits."""
-    return int(np.bitwise_count(packed).sum(dtype=np.int64))
+    ones = np.bitwise_count(packed)
+    return int(ones.sum(dtype=np.int64))

@@ -63,16 +63,17 @@ class Encoding:
 
 
 class Memory(NamedTuple):
-    """What a worker keeps between rounds, in the shape of its gradient; None: nothing yet, or not needed."""
+    """The state of a worker between rounds, in the shape of its gradient. None: nothing yet, or not needed."""
 
     average: Tensor | None = None  # m
     residual: Tensor | None = None  # e
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
-        """Both, changed alike."""
-        average = None if self.average is None else change(self.average)
-        residual = None if self.residual is None else change(self.residual)
-        return Memory(average, residual)
+        """Apply the same change to both tensors."""
+        return Memory(
+            average=None if self.average is None else change(self.average),
+            residual=None if self.residual is None else change(self.residual),
+        )
 
 
 class Encoded(NamedTuple):
@@ -110,12 +111,21 @@ def encode(
         planes, _ = sign_planes(_largest(signal, encoding.top), None)
     residual = None
     if encoding.feedback:
-        residual = _unsent(signal, unpack_signs(planes, signal.shape[-1]))
-    return Encoded(planes, finite, Memory(average, residual), signal)
+        sent = unpack_signs(planes, signal.shape[-1])
+        residual = _unsent(signal, sent)
+    return Encoded(
+        planes=planes,
+        finite=finite,
+        memory=Memory(average, residual),
+        signal=signal,
+    )
 
 
 def _averaged(
-    gradient: Tensor, average: Tensor | None, encoding: Encoding, out: Tensor | None
+    gradient: Tensor,
+    average: Tensor | None,
+    encoding: Encoding,
+    out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The signal before feedback, and the new average: both are m <- beta m + (1 - beta) g."""
     if not encoding.momentum:
@@ -127,19 +137,22 @@ def _averaged(
 
 def _largest(signal: Tensor, share: float) -> Tensor:
     """The signal where its magnitude is among the largest `share` of a row, at least one; 0 elsewhere."""
-    k = max(1, round(share * signal.shape[-1]))
+    n = signal.shape[-1]
+    k = max(1, round(share * n))
     kept = signal.abs().topk(k).indices
-    return torch.zeros_like(signal).scatter_(-1, kept, signal.gather(-1, kept))
+    values = signal.gather(-1, kept)
+    return torch.zeros_like(signal).scatter_(-1, kept, values)
 
 
 def _unsent(signal: Tensor, sent: Tensor) -> Tensor:
-    """The signal less its signs sent, each of which stands for the mean magnitude where a sign was sent.
+    """The residual: the signal less the signs sent, each times the mean magnitude where a sign was sent.
 
     The mean is summed in float64: neither threads nor rows may change a bit of it.
     """
     cast = sent != 0
     magnitude = (signal.abs() * cast).sum(-1, keepdim=True, dtype=torch.float64)
-    scale = magnitude / cast.sum(-1, keepdim=True).clamp_min(1)
+    count = cast.sum(-1, keepdim=True)
+    scale = magnitude / count.clamp_min(1)
     return signal - scale.to(signal.dtype) * sent
 
 
@@ -188,16 +201,36 @@ class Encoder:
         """Copy the new average, which lies in the caller's gradient, into memory of our own."""
         average = memory.average
         if average is not None:
-            mine = self.memory.average
-            average = average.clone() if mine is None else mine.copy_(average)
+            own = self.memory.average
+            average = average.clone() if own is None else own.copy_(average)
         self.memory = Memory(average, memory.residual)
 
     def ballot(self, round: int, planes: Planes | None) -> bytes:
         """The message with these signs; None: an abstention with its reason."""
-        who = {"worker": self.worker_id, "round": round, "run": self.run, "batch_size": self.batch_size}
         if planes is None:
-            none = np.zeros(bytes_for(self.layout.size), np.uint8)
-            reason = {"kind": Kind.SPARSE, "signs": none, "support": none, "reason": NON_FINITE}
-            return Ballot(layout=self.layout, **who, **reason).to_bytes()  # type: ignore[arg-type]
-        ballot = Ballot.cast(self.layout, planes.map(Tensor.cpu), **who)
-        return (ballot if self.encoding.top is None else ballot.thinned()).to_bytes()
+            return self._abstention(round).to_bytes()
+        ballot = Ballot.cast(
+            self.layout,
+            planes.map(Tensor.cpu),
+            worker=self.worker_id,
+            round=round,
+            run=self.run,
+            batch_size=self.batch_size,
+        )
+        if self.encoding.top is not None:
+            ballot = ballot.thinned()
+        return ballot.to_bytes()
+
+    def _abstention(self, round: int) -> Ballot:
+        nothing = np.zeros(bytes_for(self.layout.size), np.uint8)
+        return Ballot(
+            layout=self.layout,
+            worker=self.worker_id,
+            round=round,
+            run=self.run,
+            kind=Kind.SPARSE,
+            signs=nothing,
+            support=nothing,
+            batch_size=self.batch_size,
+            reason=NON_FINITE,
+        )

@@ -1,13 +1,14 @@
 """Where each named parameter lies in the flat vector that workers vote on.
 
-Layout is identity: ballots, trust and checkpoints carry its digest, so that two models which differ
-in any name, shape or order can never be mixed up.
+A layout identifies a model: ballots, trust and checkpoints carry its digest, so that two models that differ in any
+name, shape or order cannot be confused.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -39,20 +40,22 @@ class Layout:
     def __init__(self, parameters: Iterable[tuple[str, Tensor | Sequence[int]]]) -> None:
         segments: list[Segment] = []
         start = 0
-        for name, what in parameters:
-            shape = tuple(what.shape if isinstance(what, Tensor) else what)
-            segments.append(Segment(name, shape, start, start + prod(shape)))
-            start = segments[-1].stop
-        names = [s.name for s in segments]
-        if len(set(names)) < len(names):
-            twice = sorted({n for n in names if names.count(n) > 1})
-            raise LayoutError(f"parameter names must differ; used more than once: {', '.join(twice)}")
+        for name, tensor_or_shape in parameters:
+            sizes = tensor_or_shape.shape if isinstance(tensor_or_shape, Tensor) else tensor_or_shape
+            shape = tuple(sizes)
+            stop = start + prod(shape)
+            segments.append(Segment(name, shape, start, stop))
+            start = stop
+        uses = Counter(s.name for s in segments)
+        repeated = sorted(name for name, count in uses.items() if count > 1)
+        if repeated:
+            raise LayoutError(f"parameter names must differ; used more than once: {', '.join(repeated)}")
         if start == 0:
             raise LayoutError("a layout needs at least one coordinate; got no trainable parameter")
         self.segments = tuple(segments)
         self.size = start
-        described = json.dumps([[s.name, s.shape] for s in segments]).encode()
-        self.digest = hashlib.blake2b(described, digest_size=16).digest()
+        described = json.dumps([[s.name, s.shape] for s in segments])
+        self.digest = hashlib.blake2b(described.encode(), digest_size=16).digest()
 
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> Layout:
@@ -63,12 +66,14 @@ class Layout:
         """Copy named tensors into the flat vector `out`; a missing one counts as zeros."""
         for s in self.segments:
             tensor = tensors.get(s.name)
+            flat = out[s.start : s.stop]
             if tensor is None:
-                out[s.start : s.stop].zero_()
-            elif tuple(tensor.shape) != s.shape:
-                raise LayoutError(f"{s.name} has shape {tuple(tensor.shape)}, but the layout says {s.shape}")
-            else:
-                out[s.start : s.stop].view(s.shape).copy_(tensor)
+                flat.zero_()
+                continue
+            shape = tuple(tensor.shape)
+            if shape != s.shape:
+                raise LayoutError(f"{s.name} has shape {shape}, but the layout says {s.shape}")
+            flat.view(s.shape).copy_(tensor)
         return out
 
     def __eq__(self, other: object) -> bool:
@@ -78,14 +83,16 @@ class Layout:
         return hash(self.digest)
 
     def __repr__(self) -> str:
-        return f"Layout({len(self.segments)} parameters, {self.size} coordinates, {self.digest.hex()[:8]})"
+        digest = self.digest.hex()[:8]
+        return f"Layout({len(self.segments)} parameters, {self.size} coordinates, {digest})"
 
 
 def trainable(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The named tensors that are voted on; all must be real floats."""
+    """The named tensors that workers vote on. All must be real floating-point tensors."""
     if isinstance(model, nn.Module):
-        model = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    named = dict(model)
+        named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    else:
+        named = dict(model)
     for name, tensor in named.items():
         if not torch.is_floating_point(tensor):
             raise LayoutError(f"{name} is {tensor.dtype}; only real floating-point parameters have signs")

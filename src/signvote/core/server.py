@@ -1,4 +1,4 @@
-"""The server's side of a round: ballots of whoever answered in, decision out, trust updated."""
+"""The server's side of a round: it reads ballots, makes a decision and updates its trust."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ class Admitted:
 
 
 class Server:
-    """Decides rounds by a rule and learns whom to trust.
+    """Decides rounds by a rule and learns which workers to trust.
 
-    One bad ballot costs its worker one vote: it is refused, reported and counted, and the round goes on.
-    After each round `report` says what happened; `refusals` counts (worker, reason) since the start.
+    One bad ballot costs its worker one vote: it is refused, reported and counted, and the round continues.
+    After each round `report` shows what happened; `refusals` counts (worker, reason) since the start.
 
     Args:
         layout: of the model being trained.
         rule: a name from `RULES`, or a Rule made for this layout.
-        run: the run's number, below 2^64. Ballots carry it, coins are keyed by it: all must share it.
+        run: the run's number, below 2^64. Ballots carry it, coins are keyed by it: all workers must share it.
         zeros: "coin": a zero tally gets a fair bit. "abstain": it decides nothing.
-        options: keyword arguments of the rule named.
+        options: keyword arguments of the named rule.
 
     >>> layout = Layout([("w", (3,))])
     >>> server = Server(layout, rule="majority")
@@ -96,7 +96,9 @@ class Server:
         check_number("run", run)
         if isinstance(rule, Rule) and (options or rule.layout != layout):
             raise ConfigError("a Rule object must be made for the server's layout and takes no options")
-        self.layout, self.run, self.zeros = layout, run, zeros
+        self.layout = layout
+        self.run = run
+        self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
         self.last_round: int | None = None
         self._report = RoundReport(round=0)
@@ -108,23 +110,29 @@ class Server:
 
         Args:
             round: of the ballots.
-            ballots: messages by worker id as the transport knows it, or pairs of both as they came:
+            ballots: messages by worker id as the transport knows it, or pairs of both in order of arrival:
                 of two ballots by one worker the first counts.
 
         """
         admitted: dict[int, Ballot] = {}
         refused: list[Refusal] = []
-        for worker, message in ballots.items() if isinstance(ballots, Mapping) else ballots:
+        pairs = ballots.items() if isinstance(ballots, Mapping) else ballots
+        for worker, message in pairs:
             try:
                 if worker in admitted:
                     raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
                 admitted[worker] = parse(
-                    message, layout=self.layout, run=self.run, round=round, worker=worker
+                    message,
+                    layout=self.layout,
+                    run=self.run,
+                    round=round,
+                    worker=worker,
                 )
             except BallotError as error:
-                refused.append(Refusal(worker=worker, reason=error.reason, message=str(error)))
-        in_order = tuple(admitted[worker] for worker in sorted(admitted))
-        return Admitted(round=round, ballots=in_order, refused=tuple(refused))
+                refusal = Refusal(worker=worker, reason=error.reason, message=str(error))
+                refused.append(refusal)
+        by_worker = tuple(admitted[worker] for worker in sorted(admitted))
+        return Admitted(round=round, ballots=by_worker, refused=tuple(refused))
 
     def decide(self, round: int, ballots: Ballots | Admitted) -> bytes:
         """Decide one round; the result is the message that every worker applies.
@@ -139,20 +147,23 @@ class Server:
         if admitted.round != round:
             raise ConfigError(f"ballots of round {admitted.round} cannot decide round {round}")
         voters = admitted.voters
-        decision, evidence = self._vote(voters, coin_for(self.zeros, self.run, round))
-        self.refusals.update((r.worker, r.reason) for r in admitted.refused)
+        coin = coin_for(self.zeros, self.run, round)
+        decision, evidence = self._vote(voters, coin)
+        self.refusals.update((refusal.worker, refusal.reason) for refusal in admitted.refused)
         report = RoundReport(round=round, abstained=admitted.abstained, refused=admitted.refused)
         self._close(report, lambda: evidence)
         self.settle()
         signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
-        if signed.support is None or all(b.kind is not Kind.SPARSE for b in voters):
-            return signed.to_bytes()
-        return min(signed.to_bytes(), signed.thinned().to_bytes(), key=len)  # few votes, few decisions
+        message = signed.to_bytes()
+        has_sparse_votes = any(ballot.kind is Kind.SPARSE for ballot in voters)
+        if signed.support is None or not has_sparse_votes:
+            return message
+        return min(message, signed.thinned().to_bytes(), key=len)  # few votes, few decisions
 
     def decide_planes(self, round: int, votes: Votes) -> Planes:
-        """Decide one round from votes that lie stacked on a device, sorted by worker; do not wait for it.
+        """Decide one round from votes that are stacked on a device, sorted by worker, without waiting for it.
 
-        What the round shows is taken in when it has arrived: by `settle`, at the latest before the next.
+        The rule learns from the round after its evidence has arrived: in `settle`, at the latest before the next round.
         """
         self._open(round)
         coin = coin_for(self.zeros, self.run, round)
@@ -162,21 +173,26 @@ class Server:
         return decision
 
     def learn(self, round: int, evidence: Evidence, abstained: Mapping[int, str] | None = None) -> None:
-        """Close a round that was decided elsewhere, `rule.vote` by `rule.vote`: the evidence of all of it."""
+        """Close a round that was decided elsewhere by calls of `rule.vote`, with the evidence of all calls."""
         self._open(round)
-        self._close(RoundReport(round=round, abstained=dict(abstained or {})), lambda: evidence)
+        report = RoundReport(round=round, abstained=dict(abstained or {}))
+        self._close(report, lambda: evidence)
         self.settle()
 
     def settle(self) -> None:
-        """Take in what the last round showed."""
-        if self._arriving is not None:
-            report, arrive = self._arriving
-            evidence, self._arriving = arrive(), None
-            if evidence.workers:
-                self.rule.learn(evidence)
-            shares = evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)
-            overruled = dict(zip(evidence.workers, shares.tolist(), strict=True))
-            self._report = replace(report, voters=evidence.workers, disagreement=overruled)
+        """Learn from the evidence of the last round, if that is not done yet."""
+        if self._arriving is None:
+            return
+        report, arrive = self._arriving
+        evidence = arrive()
+        self._arriving = None
+        if evidence.workers:
+            self.rule.learn(evidence)
+        mismatches = evidence.mismatches.sum(1)
+        cast = evidence.cast.sum(1).clamp_min(1)
+        shares = (mismatches / cast).tolist()
+        overruled = dict(zip(evidence.workers, shares, strict=True))
+        self._report = replace(report, voters=evidence.workers, disagreement=overruled)
 
     @property
     def report(self) -> RoundReport:
@@ -191,33 +207,39 @@ class Server:
         self.settle()
 
     def _close(self, report: RoundReport, arrive: Callable[[], Evidence]) -> None:
-        self.last_round, self._arriving = report.round, (report, arrive)
+        self.last_round = report.round
+        self._arriving = (report, arrive)
 
     def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
-        """Chunk by chunk, so that little memory is needed beyond the ballots themselves."""
+        """Decide chunk by chunk, which needs little memory besides the ballots themselves."""
         n = self.layout.size
         decision = empty_decision(n, coin)
-        step = max(1, STACK_BYTES // (8 * max(1, len(voters)))) * WORD
+        words_at_once = STACK_BYTES // (8 * max(1, len(voters)))
+        size = max(1, words_at_once) * WORD
 
         def chunks() -> Iterator[tuple[Planes, Votes]]:
-            for first in range(0, n, step):
-                votes = Votes.stack(voters, first, min(step, n - first))
-                words = slice(first // WORD, first // WORD + votes.planes.signs.shape[1])
+            for first in range(0, n, size):
+                votes = Votes.stack(voters, first, min(size, n - first))
+                start = first // WORD
+                stop = start + votes.planes.signs.shape[1]
+                words = slice(start, stop)
                 yield decision.map(lambda plane: plane[words]), votes  # noqa: B023
 
-        return decision, vote_in_chunks(self.rule_for(len(voters)), chunks(), coin)
+        rule = self.rule_for(len(voters))
+        evidence = vote_in_chunks(rule, chunks(), coin)
+        return decision, evidence
 
     def rule_for(self, voters: int) -> Rule:
-        """What decides so many votes: the rule; if nobody voted one that learns nothing, every tally being zero."""
+        """The rule for this many votes. Without any vote every tally is zero, and a majority learns nothing from it."""
         return self.rule if voters else Majority(self.layout)
 
     def forget(self, worker: int) -> None:
-        """Drop what is known of a worker that left for good."""
+        """Drop all trust in a worker that left for good."""
         self.settle()
         self.rule.forget(worker)
 
     def state_dict(self) -> State:
-        """Everything needed to go on: tensors, numbers, strings and lists; never objects."""
+        """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
         self.settle()
         return {
             "kind": "server",
@@ -230,9 +252,9 @@ class Server:
         }
 
     def load_state_dict(self, state: State, *parts: State) -> None:
-        """Go on from a state: the next decision is the one the saved server would have made.
+        """Resume from a state: the next decision is the one that the saved server would have made.
 
-        If several owned a part of the coordinates each: from the states of all of them.
+        If several servers owned a part of the coordinates each, give the states of all of them.
         """
         check_state(state, kind="server", run=self.run, zeros=self.zeros)
         states = [
@@ -249,13 +271,14 @@ def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coi
 
     Args:
         rule: decides.
-        chunks: for each, where its decision is to be written, and its votes; at least one.
+        chunks: for each chunk, the planes for its decision, and its votes; at least one chunk.
         coin: of the server and round.
 
     """
     total: Evidence | None = None
     for out, votes in chunks:
-        seen = rule.vote(out, votes, coin and coin.after(votes.first))
+        first_coin = None if coin is None else coin.after(votes.first)
+        seen = rule.vote(out, votes, first_coin)
         total = seen if total is None else total + seen
     assert total is not None  # a layout has at least one coordinate
     return total

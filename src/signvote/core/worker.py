@@ -1,4 +1,4 @@
-"""A worker's side of a round: gradients to a ballot, a decision to a step."""
+"""A worker's side of a round: gradients become a ballot, a decision becomes a step."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ VERSION = 1
 
 
 class Worker:
-    """Votes with the signs of a model's gradients and applies what was decided.
+    """Votes with the signs of a model's gradients, and applies the decisions.
 
     Args:
-        model: a module, or named tensors with `.grad`; what does not require a gradient is left alone.
-        worker_id: this worker's number, below 2^64 - 1; trust is kept under it.
+        model: a module, or named tensors with `.grad`; parameters that require no gradient are left alone.
+        worker_id: this worker's number, below 2^64 - 1; the key of its trust.
         momentum: beta of an exponential average of the gradients whose signs are sent; 0 is the paper.
         zeros: what a zero gradient sends; the server's setting.
-        run: the run's number; the server's.
+        run: the run's number; the server's setting.
         batch_size: declared to the server, for the rule `known-batch`; 0: not declared.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
-        feedback: add to the next signal what this round's signs left unsaid.
-        decay: weight decay; everybody knows the parameters, so it needs no vote.
+        feedback: add the residual, the part that this round's signs left out, to the next signal.
+        decay: weight decay; every worker has the parameters, so it needs no vote.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -66,7 +66,7 @@ class Worker:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
         self.encoder = Encoder(self.layout, worker_id, encoding, run=run, batch_size=batch_size)
         self.decay = decay
-        self.applied_round: int | None = None  # set it by hand after copying somebody's parameters
+        self.applied_round: int | None = None  # set it by hand after copying the parameters of another worker
         self._flat: Tensor | None = None
 
     @property
@@ -76,7 +76,7 @@ class Worker:
 
     @property
     def abstained(self) -> str:
-        """Why the last ballot voted on nothing; empty if it did vote."""
+        """Why the last ballot was an abstention; empty if it was a vote."""
         return self.encoder.abstained
 
     def ballot(self, round: int) -> bytes:
@@ -86,14 +86,16 @@ class Worker:
         """
         gradients = {name: p.grad for name, p in self.parameters.items()}
         flat = self.layout.flatten(gradients, self._buffer())
-        return self.encoder.ballot(round, self.encoder.encode(round, flat))
+        planes = self.encoder.encode(round, flat)
+        return self.encoder.ballot(round, planes)
 
     def _buffer(self) -> Tensor:
-        """Room for a flat gradient in the widest type of the parameters, where they are; used again."""
+        """A buffer for a flat gradient: the parameters' device and widest type. It is reused."""
         parameters = list(self.parameters.values())
-        dtype = reduce(torch.promote_types, (p.dtype for p in parameters))
+        dtypes = [p.dtype for p in parameters]
+        dtype = reduce(torch.promote_types, dtypes)
         device = parameters[0].device
-        if self._flat is None or (self._flat.dtype, self._flat.device) != (dtype, device):
+        if self._flat is None or self._flat.dtype != dtype or self._flat.device != device:
             self._flat = torch.empty(self.layout.size, dtype=dtype, device=device)
         return self._flat
 
@@ -113,7 +115,7 @@ class Worker:
         self.applied_round = signed.round
 
     def state_dict(self) -> State:
-        """What this worker needs to go on besides the model: its momentum and the last round applied."""
+        """This worker's state, besides the model: its momentum, its residual and the last round applied."""
         return {
             **self._identity(),
             "applied_round": self.applied_round,
@@ -122,10 +124,12 @@ class Worker:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Go on from a state of the same worker, run and layout."""
+        """Resume from a state of the same worker, run and layout."""
         check_state(upgraded(state, "a worker's state", VERSION), **self._identity())
         self.applied_round = state["applied_round"]
-        self.encoder.memory = Memory(_copy(state["average"]), _copy(state.get("residual")))
+        average = _copy(state["average"])
+        residual = _copy(state.get("residual"))
+        self.encoder.memory = Memory(average, residual)
 
     def _identity(self) -> State:
         return {
@@ -147,15 +151,17 @@ def apply_decision(
     """
     planes = decision.planes()
     for segment in decision.layout.segments:
+        parameter = parameters[segment.name]
         if decay:
-            parameters[segment.name].mul_(1 - step * decay)
-        _step_(parameters[segment.name], planes, segment.start, step)
+            parameter.mul_(1 - step * decay)
+        _step_(parameter, planes, segment.start, step)
 
 
 def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None:
     """One parameter, whose decision starts at coordinate `begin`."""
     flat = parameter.detach().contiguous().view(-1)
-    backend(flat.device).step_(flat, decision.map(lambda p: p.to(flat.device)), begin, step)
+    planes = decision.map(lambda plane: plane.to(flat.device))
+    backend(flat.device).step_(flat, planes, begin, step)
     if not parameter.is_contiguous():
         parameter.copy_(flat.view(parameter.shape))
 

@@ -1,4 +1,4 @@
-"""A grid of runs: each in a folder of its own, so it can stop and go on; on the CPU one process per core."""
+"""A grid of runs: each in a folder of its own, so it can be resumed; on the CPU one process per core."""
 
 from __future__ import annotations
 
@@ -51,34 +51,48 @@ def compare(
         configs: the runs; each gets the folder `out/runs/NAME`.
         out: where everything goes.
         names: of the runs; None: `name_of` each.
-        command: what the user typed, for the record.
-        data_dir: where data files are.
-        machine: what to compute on; None: the CPU.
+        command: the user's command line, for the record.
+        data_dir: the folder of the data files.
+        machine: the machine to compute on; None: the CPU.
         jobs: processes at a time; None: one per core on the CPU, one on a GPU.
-        watch: told of progress.
-        trackers: each is called with the folder of a run, in its process, and gives a Tracker, as TensorBoard does.
+        watch: called with the progress of each run.
+        trackers: each is called with the folder of a run, in its process, and returns a Tracker, as TensorBoard does.
 
     """
     machine = machine or Machine()
     folders = [out / "runs" / name for name in names or map(name_of, configs)]
     earlier = _earlier(out / "results.json")
     known = {identity_of(run): run for run in earlier["runs"] if run["status"] == "done"}
-    finished = [known.get(identity(c)) or done(c, f) for c, f in zip(configs, folders, strict=True)]
+    finished = [
+        known.get(identity(config)) or done(config, folder)
+        for config, folder in zip(configs, folders, strict=True)
+    ]
     for i, result in enumerate(finished):
-        if result is not None:
-            watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
-    todo = in_order([i for i, result in enumerate(finished) if result is None], configs)
+        _watch_result(watch, i, result)
+    missing = [i for i, result in enumerate(finished) if result is None]
+    todo = in_order(missing, configs)
 
     def keep(i: int, result: Result | None) -> None:
         finished[i] = result
         write(out / "results.json", _together(finished, earlier, command))
 
     if todo:
-        for task, model in dict.fromkeys((configs[i].task, configs[i].model) for i in todo):
-            load_task(task, data_dir, model)  # what is missing is better said at once
-        with _pool(min(jobs or _jobs_on(machine), len(todo))) as (pool, news, stop):
-            rest = (data_dir, machine, trackers)
-            futures = {i: pool.submit(_one, i, configs[i], folders[i], *rest) for i in todo}
+        tasks = dict.fromkeys((configs[i].task, configs[i].model) for i in todo)
+        for task, model in tasks:
+            load_task(task, data_dir, model)  # raises at once if data are missing
+        processes = min(jobs or _jobs_on(machine), len(todo))
+        with _pool(processes) as (pool, news, stop):
+            futures = {}
+            for i in todo:
+                futures[i] = pool.submit(
+                    _one,
+                    i,
+                    configs[i],
+                    folders[i],
+                    data_dir,
+                    machine,
+                    trackers,
+                )
             with interruptible() as stopped:
                 _follow(futures, news, watch, keep, stopped)
                 if stopped.is_set():
@@ -89,66 +103,88 @@ def compare(
 
 
 def name_of(config: Config) -> str:
-    """A folder's name: task, rule, recipe, batches, seed, and between them what is not as usual."""
-    named = {
-        name: value for name, value in unusual(config.as_dict()).items() if SETTINGS[name].metadata["in_name"]
-    }
-    between = [_part(name, value) for name, value in named.items()]
-    batches = f"mode{config.mode}" if config.mode else "batches"
-    parts = (config.task, config.rule, config.recipe, batches, *between, f"seed{config.seed}")
+    """A folder's name: task, rule, recipe, batches, the settings that differ from the default, seed."""
+    changed = unusual(config.as_dict())
+    between = [_part(name, value) for name, value in changed.items() if SETTINGS[name].metadata["in_name"]]
+    parts = [
+        config.task,
+        config.rule,
+        config.recipe,
+        f"mode{config.mode}" if config.mode else "batches",
+        *between,
+        f"seed{config.seed}",
+    ]
     return "-".join(parts)
 
 
 def names_of(configs: list[Config]) -> list[str]:
-    """`name_of` each; those that would share a name get the settings in which they differ as well."""
+    """The name of each run. Runs that would share a name also get the settings in which they differ."""
     names = [name_of(config) for config in configs]
-    return [_told_apart(name, config, [c for n, c in zip(names, configs, strict=True) if n == name])
-            for name, config in zip(names, configs, strict=True)]  # fmt: skip
+    namesakes: dict[str, list[Config]] = {}
+    for name, config in zip(names, configs, strict=True):
+        namesakes.setdefault(name, []).append(config)
+    return [_told_apart(name, config, namesakes[name]) for name, config in zip(names, configs, strict=True)]
 
 
 def in_order(numbers: list[int], configs: list[Config]) -> list[int]:
-    """Runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
-    kinds = [(c.task, c.model or "", c.batch_sizes) for c in configs]
-    first = {kind: i for i, kind in reversed(list(enumerate(kinds)))}
+    """Put runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
+    kinds = [(config.task, config.model or "", config.batch_sizes) for config in configs]
+    first: dict[Any, int] = {}
+    for i, kind in enumerate(kinds):
+        first.setdefault(kind, i)
     return sorted(numbers, key=lambda i: (first[kinds[i]], i))
 
 
 def done(config: Config, folder: Path) -> Result | None:
-    """The finished result in a folder; None if there is none; an error if it is of another run."""
+    """The finished result in a folder; None if there is none. A result of another run is an error."""
     path = folder / "result.json"
     if not path.exists():
         return None
     (result,) = read(path)["runs"]
-    mine, its = config.as_dict(), result["config"]
-    for name in mine:
-        if mine[name] != its[name]:
+    found = result["config"]
+    for name, wanted in config.as_dict().items():
+        if wanted != found[name]:
             raise ConfigError(
-                f"{folder} holds another run: {name} is {its[name]!r} there and {mine[name]!r} here;"
+                f"{folder} holds another run: {name} is {found[name]!r} there and {wanted!r} here;"
                 " choose another --out, or remove that folder"
             )
     return result if result["status"] == "done" else None
 
 
 def _jobs_on(machine: Machine) -> int:
-    return 1 if machine.on_gpu else os.cpu_count() or 1
+    if machine.on_gpu:
+        return 1
+    return os.cpu_count() or 1
+
+
+def _watch_result(watch: Watch, number: int, result: Result | None) -> None:
+    """Report the end of a run, unless it was stopped before it began."""
+    if result is not None:
+        accuracy = result["evaluations"]["accuracy"][-1]
+        watch(number, result["rounds_done"], accuracy)
 
 
 def _part(name: str, value: Any) -> str:
-    """A setting in a folder's name, in characters that every file system takes."""
+    """A setting in a folder's name, in characters that every file system accepts."""
     if isinstance(value, dict):
         return "-".join(_part(key, value[key]) for key in sorted(value))
-    text = "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    return f"{name}={re.sub(r'[^0-9A-Za-z.+=]+', '_', text)}"
+    items = value if isinstance(value, list | tuple) else [value]
+    text = "+".join(map(str, items))
+    safe = re.sub(r"[^0-9A-Za-z.+=]+", "_", text)
+    return f"{name}={safe}"
 
 
 def _told_apart(name: str, config: Config, namesakes: list[Config]) -> str:
-    mine = config.as_dict()
-    differing = [k for k in mine if any(other.as_dict()[k] != mine[k] for other in namesakes)]
-    return "-".join([name, *(_part(k, mine[k]) for k in differing)])
+    others = [other.as_dict() for other in namesakes]
+    parts = [name]
+    for setting, value in config.as_dict().items():
+        if any(other[setting] != value for other in others):
+            parts.append(_part(setting, value))
+    return "-".join(parts)
 
 
 def _earlier(path: Path) -> Results:
-    """What a results file holds; nothing if there is none."""
+    """The content of a results file; empty results if there is none."""
     if not path.exists():
         return results_of([])
     try:
@@ -158,23 +194,26 @@ def _earlier(path: Path) -> Results:
 
 
 def _together(finished: Sequence[Result | None], earlier: Results, command: str) -> Results:
-    """What was asked for, then what else was there; the commands of both."""
+    """The runs asked for now, then the other earlier runs; the commands of both."""
     mine = [result for result in finished if result is not None]
     asked = {identity_of(result) for result in mine}
     others = [run for run in earlier["runs"] if identity_of(run) not in asked]
-    lines = [*earlier.get("command", "").splitlines(), command] if others else [command]
-    return results_of([*mine, *others], "\n".join(dict.fromkeys(lines)))
+    commands = [command]
+    if others:
+        commands = [*earlier.get("command", "").splitlines(), command]
+    unique = dict.fromkeys(commands)
+    return results_of([*mine, *others], "\n".join(unique))
 
 
 # ---- in the process of a run ---------------------------------------------------------------------
 
-_workshop: dict[Any, Any] = {}  # what consecutive runs of a process share: captured graphs
+_workshop: dict[Any, Any] = {}  # captured graphs, shared by consecutive runs of a process
 _task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
-_parent: dict[str, Any] = {}  # "news": a queue to the process that waits; "stop": an event that it sets
+_parent: dict[str, Any] = {}  # "news": a queue to the waiting process; "stop": an event that it sets
 
 
 def _begin(news: Any, stop: Any) -> None:
-    """Prepare a process of the pool: it leaves Ctrl-C to its parent and ends when its parent is killed."""
+    """Prepare a process of the pool: it ignores Ctrl-C, which its parent handles, and ends with its parent."""
     _parent.update(news=news, stop=stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_parent, daemon=True).start()
@@ -195,8 +234,9 @@ def _one(
     machine: Machine,
     trackers: Sequence[Callable[[Path], Tracker]],
 ) -> Result | None:
-    """One run, in a process of the pool; None if it was stopped before it began."""
-    news, stop = _parent["news"], _parent["stop"]
+    """Do one run, in a process of the pool; None if it was stopped before it began."""
+    news = _parent["news"]
+    stop = _parent["stop"]
     if stop.is_set():
         return None
     last = 0.0
@@ -205,17 +245,23 @@ def _one(
         nonlocal last
         if time.monotonic() - last > SECONDS_BETWEEN_NEWS:
             last = time.monotonic()
-            news.put((number, run.round, run.history["evaluations"]["accuracy"][-1]))
+            accuracy = run.history["evaluations"]["accuracy"][-1]
+            news.put((number, run.round, accuracy))
         return bool(stop.is_set())
 
-    task = _task(config.task, data_dir, config.model)
-    made = [make(folder) for make in trackers]
     return train(
-        config, task, folder, resume=True, watch=watch, machine=machine, workshop=_workshop, trackers=made
+        config,
+        _task(config.task, data_dir, config.model),
+        folder,
+        resume=True,
+        watch=watch,
+        machine=machine,
+        workshop=_workshop,
+        trackers=[make(folder) for make in trackers],
     )
 
 
-# ---- in the process that waits -------------------------------------------------------------------
+# ---- in the waiting process ----------------------------------------------------------------------
 
 
 def _follow(
@@ -225,29 +271,35 @@ def _follow(
     keep: Callable[[int, Result | None], None],
     stopped: Event,
 ) -> None:
-    """Pass news on and keep results until all have ended, or Ctrl-C; a run that failed ends it at once."""
+    """Forward news and keep results until all runs have ended, or until Ctrl-C. A failed run raises at once."""
     waiting = dict(futures)
     while waiting and not stopped.is_set():
         with suppress(queue.Empty):
             number, round, accuracy = news.get(timeout=0.1)
-            if number in waiting:  # what comes after the result is old
+            if number in waiting:  # news after the result are old
                 watch(number, round, accuracy)
-        for i in [i for i, future in waiting.items() if future.done()]:
+        ended = [i for i, future in waiting.items() if future.done()]
+        for i in ended:
             result = waiting.pop(i).result()
             keep(i, result)
-            if result is not None:
-                watch(i, result["rounds_done"], result["evaluations"]["accuracy"][-1])
+            _watch_result(watch, i, result)
 
 
 @contextmanager
 def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Any, Any]]:
-    """Processes with a queue for news and an event to stop; where it can be, forked from one that has torch."""
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    """Processes with a queue for news and an event to stop; where possible, forked from one that has torch."""
+    methods = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in methods else "spawn"
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload([__name__])
     news = context.Queue()
     stop = context.Event()
-    pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(news, stop))
+    pool = ProcessPoolExecutor(
+        processes,
+        context,
+        initializer=_begin,
+        initargs=(news, stop),
+    )
     try:
         yield pool, news, stop
     except BaseException:

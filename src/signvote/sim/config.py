@@ -1,4 +1,4 @@
-"""The configuration of a run: its settings, complete and checked. A result needs no more to be repeated."""
+"""The configuration of a run: its settings, complete and checked. It is enough to repeat a result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ YARDSTICKS = ("oracle", "sgd", "median")  # see sim/yardsticks.py
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Settings):
-    """One run. A setting that is not given is as its recipe has it, or at its default.
+    """One run. A setting that is not given comes from the recipe, or has its default.
 
     `Settings` has the fields. A setting without a value there (`FROM_RECIPE`) has one here.
     """
@@ -27,7 +27,8 @@ class Config(Settings):
     def __post_init__(self) -> None:
         check_name("rule", self.rule, (*RULES, *YARDSTICKS))
         check_name("recipe", self.recipe, RECIPES)
-        for name, value in recipe_of({"recipe": self.recipe, "rule": self.rule}).items():
+        recipe = recipe_of({"recipe": self.recipe, "rule": self.rule})
+        for name, value in recipe.items():
             if getattr(self, name) is None:
                 self._fill(name, value)
         self._fill_batch_sizes()
@@ -41,38 +42,40 @@ class Config(Settings):
             raise ConfigError("give a mode or batch_sizes, not both")
         if not self.batch_sizes:
             mode = 1 if self.mode is None else self.mode
+            sizes = mode_batch_sizes(mode, self.workers, self.total)
             self._fill("mode", mode)
-            self._fill("batch_sizes", tuple(mode_batch_sizes(mode, self.workers, self.total)))
+            self._fill("batch_sizes", tuple(sizes))
         self._fill("workers", len(self.batch_sizes))
 
     def _check(self) -> None:
         check_zeros(self.zeros)
         parse_attack(self.attack, self.workers)
         parse_absences(self.absent, self.workers)
-        for name, right, wanted in (
-            ("rounds", self.rounds >= 1, "1 or more"),
-            ("seed", 0 <= self.seed < 2**63, "in 0..2^63-1"),
-            ("step", 0 < self.step < math.inf, "above 0"),
-            ("momentum", 0 <= self.momentum < 1, "in [0, 1)"),
-            ("decay", 0 <= self.decay < math.inf, "0 or more"),
-            ("top", self.top is None or 0 < self.top <= 1, "in (0, 1]"),
-            ("miss", 0 <= self.miss <= 1, "in [0, 1]"),
-            ("evaluate_every", self.evaluate_every >= 1, "1 or more"),
-            ("test_batch", self.test_batch >= 1, "1 or more"),
-            ("schedule", self.schedule in get_args(Schedule), "constant or cosine"),
-        ):
-            if not right:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+        self._require("rounds", self.rounds >= 1, "1 or more")
+        self._require("seed", 0 <= self.seed < 2**63, "in 0..2^63-1")
+        self._require("step", 0 < self.step < math.inf, "above 0")
+        self._require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        self._require("decay", 0 <= self.decay < math.inf, "0 or more")
+        self._require("top", self.top is None or 0 < self.top <= 1, "in (0, 1]")
+        self._require("miss", 0 <= self.miss <= 1, "in [0, 1]")
+        self._require("evaluate_every", self.evaluate_every >= 1, "1 or more")
+        self._require("test_batch", self.test_batch >= 1, "1 or more")
+        self._require("schedule", self.schedule in get_args(Schedule), "constant or cosine")
+
+    def _require(self, name: str, condition: bool, wanted: str) -> None:
+        if not condition:
+            raise ConfigError(f"{name} is {getattr(self, name)}; it must be {wanted}")
 
     def step_at(self, round: int) -> float:
         """The step of a round, from 1: constant, or half a cosine from `step` to 0."""
         if self.schedule == "constant":
             return self.step
-        return self.step * (1 + math.cos(math.pi * (round - 1) / self.rounds)) / 2
+        angle = math.pi * (round - 1) / self.rounds
+        return self.step * (1 + math.cos(angle)) / 2
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
-        """The configuration that `as_dict` gave."""
+        """The configuration with the settings of `as_dict`."""
         chosen: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in values.items()

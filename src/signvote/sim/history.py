@@ -1,4 +1,4 @@
-"""What a run records as it goes, and the result that it leaves behind."""
+"""The measurements of a run, and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ History = dict[str, Any]
 
 
 def empty_history() -> History:
-    """Of a run that has not begun."""
+    """The history of a run that has not begun."""
     history: History = {
         "evaluations": {"round": [], "accuracy": [], "loss": []},
         "trust": {"round": [], "weight": [], "crossover": []},
@@ -39,16 +39,21 @@ def note_bytes(history: History, up: int, down: int) -> None:
 
 
 def note_machine(machines: list[dict[str, Any]], machine: Machine, round: int) -> None:
-    """Note where the rounds from this one on are computed, if that is new."""
+    """Note the machine that computes the rounds from this one on, if it is new."""
     here = machine.named()
-    if not machines or {key: machines[-1][key] for key in here} != here:
-        machines.append({"from_round": round, **here})
+    if machines:
+        last = {key: machines[-1][key] for key in here}
+        if last == here:
+            return
+    machines.append({"from_round": round, **here})
 
 
 def result_of(run: Run, status: str) -> dict[str, Any]:
-    """What results.json holds of a run."""
+    """The entry of a run in results.json."""
     config = run.config
-    accuracies = by_class(run.gradients.task, run.model, config.test_batch) if status == "done" else []
+    accuracies: list[float] = []
+    if status == "done":
+        accuracies = by_class(run.gradients.task, run.model, config.test_batch)
     trust = {"workers": list(range(config.workers)), **run.history["trust"]}
     return {
         "format": FORMAT,

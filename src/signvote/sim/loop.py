@@ -37,13 +37,13 @@ def train(
 
     Args:
         config: the run.
-        task: what `load_task(config.task)` gives, or one's own.
-        out: a folder, made if need be.
-        resume: go on from the checkpoint in `out`, if there is one.
-        watch: called after every round; the run stops if it says True.
-        machine: where to compute; default: the CPU.
+        task: the result of `load_task(config.task)`, or your own task.
+        out: a folder, created if necessary.
+        resume: resume from the checkpoint in `out`, if there is one.
+        watch: called after every round; the run stops if it returns True.
+        machine: the machine to compute on; default: the CPU.
         workshop: see Run.
-        trackers: told of the run at every evaluation.
+        trackers: called at every evaluation.
 
     """
     path = out / "checkpoint.safetensors"
@@ -73,7 +73,7 @@ def train(
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets, so that a round is never cut in half; a second Ctrl-C raises."""
+    """An event that Ctrl-C sets, so that every round is completed; a second Ctrl-C raises."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped

@@ -1,4 +1,4 @@
-"""Where the time of a run goes."""
+"""The time of a run, by phase."""
 
 from __future__ import annotations
 

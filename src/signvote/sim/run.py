@@ -1,4 +1,4 @@
-"""A run: every round goes through the real core, from encoder to decision."""
+"""A run: every round uses the real core, from encoder to decision."""
 
 from __future__ import annotations
 
@@ -10,34 +10,31 @@ from signvote.core.bits import unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.layout import Layout
 from signvote.core.server import Server
-from signvote.core.vote import ONE, Voters, Votes
+from signvote.core.vote import ONE, Voters
 from signvote.kernels import Planes, backend
-from signvote.sim.config import YARDSTICKS, Config
+from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, sign_error
 from signvote.sim.history import empty_history, note, note_bytes, note_machine, result_of
 from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
-from signvote.sim.population import parse_absences, present
-from signvote.sim.setup import Workshop, make_assignment, make_workers
+from signvote.sim.setup import Workshop, make_assignment, make_server, make_workers
 from signvote.sim.state import load_state, state_of
-from signvote.sim.yardsticks import AGGREGATES, messages
+from signvote.sim.yardsticks import AGGREGATES, float_bytes, messages
 from signvote.tasks import Task
-
-FLOAT32_BYTES = 4
 
 
 class Run:
-    """A simulated training: `step()` does one round; everything it depends on is in `state_dict()`.
+    """A simulated training: `step()` does one round; `state_dict()` holds everything that it depends on.
 
     On the CPU workers compute one after the other and every vote is bytes. On a GPU, where the model
     allows it, they compute together and votes stay on the device; the same core decides.
 
     Args:
         config: the run.
-        task: what it trains.
-        machine: where.
-        workshop: kept by the caller between runs, so that the next one of the same kind need not capture
-            its graphs again; the run before is then over.
+        task: its data, model and loss.
+        machine: the machine to compute on; default: the CPU.
+        workshop: a cache of captured graphs, which the caller keeps for the next run of the same kind. Starting that
+            run ends this one.
 
     """
 
@@ -50,22 +47,16 @@ class Run:
     ) -> None:
         self.config = config
         self.machine = machine or Machine()
-        self.absences = parse_absences(config.absent, config.workers)
         self.phases = Phases()
         work = make_assignment(config, task)
-        self.workers = make_workers(
-            work, task, self.machine, {} if workshop is None else workshop, self.phases
-        )
+        cache = {} if workshop is None else workshop
+        self.workers = make_workers(work, task, self.machine, cache, self.phases)
         self.encoder = Encoder(self.layout, 0, work.encoding, run=config.seed)  # the oracle's
-        self.server: Server | None = None
-        if config.rule not in YARDSTICKS:
-            self.server = Server(
-                self.layout, config.rule, run=config.seed, zeros=work.encoding.zeros, **config.options
-            )
+        self.server = make_server(work, self.layout)  # None: a yardstick
         self.round = 0
-        self.machines: list[dict[str, Any]] = []  # what the rounds were computed on
+        self.machines: list[dict[str, Any]] = []  # that computed the rounds
         self.history = empty_history()
-        self.last_decision: Planes | None = None  # the last decision, kept for attackers
+        self.last_decision: Planes | None = None  # kept for attackers
 
     @property
     def gradients(self) -> Gradients:
@@ -74,7 +65,7 @@ class Run:
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """The layout of the model."""
         return self.workers.layout
 
     @property
@@ -96,7 +87,7 @@ class Run:
             if self.round == 0:
                 self._evaluate()
             t = self.round + 1
-            voters = present(t, self.config.workers, self.config.miss, self.absences, self.config.seed)
+            voters = self.workers.work.present(t)
             if self.server is not None:
                 self._vote(t, voters, self.server)
             elif self.config.rule == "oracle":
@@ -112,25 +103,17 @@ class Run:
         return t % self.config.evaluate_every == 0 or t == self.config.rounds
 
     def _vote(self, t: int, voters: list[int], server: Server) -> None:
-        votes = self._attacked(self.workers.votes(t, voters), t)
+        votes = self.workers.votes(t, voters)
+        sent = self.workers.work.attacked(votes, t, self.last_decision)
         self.settle()
-        decision = self.workers.decide(t, votes, server)
+        decision = self.workers.decide(t, sent, server)
         if not self.workers.bytes_arrive_later:
             note_bytes(self.history, *self.workers.bytes_sent())
         self._record_trust(t, server)
         self._apply(t, decision)
 
-    def _attacked(self, votes: Votes, t: int) -> Votes:
-        """What is really sent."""
-        hostility = self.workers.work.hostility
-        if hostility is None or not votes.workers:
-            return votes
-        device = votes.planes.signs.device
-        last = None if self.last_decision is None else self.last_decision.map(lambda plane: plane.to(device))
-        return hostility.change(votes, seed=self.config.seed, round=t, last=last)
-
     def settle(self) -> None:
-        """Note what the last round sent, if that is not noted yet: on a GPU the numbers arrive later."""
+        """Note the bytes of the last round, if that is not done yet: on a GPU the numbers arrive later."""
         if len(self.history["bytes_up"]) < self.round:
             note_bytes(self.history, *self.workers.bytes_sent())
 
@@ -138,7 +121,8 @@ class Run:
         """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
         if self.config.sign_error and self._is_watched(t):
             decided = unpack_signs(decision, self.layout.size)
-            note(self.history, "sign_error", round=t, error=sign_error(decided, self.gradients.true()))
+            error = sign_error(decided, self.gradients.true())
+            note(self.history, "sign_error", round=t, error=error)
         if self.workers.work.hostility is not None:
             self.last_decision = decision
         with self.phases.timed("apply"):
@@ -166,18 +150,19 @@ class Run:
         self._note_floats(voters)
         if not voters:
             return
-        votes = self._attacked(self.workers.votes(t, voters), t)
-        received, sizes = messages(self.workers.signals(), votes)
+        votes = self.workers.votes(t, voters)
+        sent = self.workers.work.attacked(votes, t, self.last_decision)
+        received, sizes = messages(self.workers.signals(), sent)
         if len(received):
             with self.phases.timed("apply"):
                 move = AGGREGATES[self.config.rule](received, sizes)
                 self._decayed(t).sub_(move, alpha=self.config.step_at(t))
 
     def _note_floats(self, voters: list[int]) -> None:
-        sent = FLOAT32_BYTES * self.layout.size * len(voters)
+        sent = len(voters) * float_bytes(self.layout.size)
         note_bytes(self.history, sent, sent)
 
-    # ---- what is watched -------------------------------------------------------------------------
+    # ---- measurements ----------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
         with self.phases.timed("evaluate"):
@@ -185,13 +170,14 @@ class Run:
         note(self.history, "evaluations", round=self.round, accuracy=accuracy, loss=loss)
 
     def _record_trust(self, t: int, server: Server) -> None:
-        """Mean weight of each worker in the next vote, and how much of this one it was overruled in."""
+        """Note each worker's mean weight in the next vote, and the share of its votes that was overruled."""
         if not self._is_watched(t):
             return
         server.settle()
         workers = tuple(range(self.config.workers))
         everybody = Voters(workers=workers, batch_sizes=self.config.batch_sizes)
-        weight = (server.rule.weights(everybody).double().mean(1) / ONE).tolist()
+        weights = server.rule.weights(everybody)
+        weight = (weights.double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
         note(self.history, "trust", round=t, weight=weight, crossover=overruled)
 

@@ -1,4 +1,4 @@
-"""From a configuration to the workers of a run."""
+"""Makes the parts of a run from its configuration: workers and server."""
 
 from __future__ import annotations
 
@@ -8,35 +8,53 @@ from typing import Any
 import torch
 
 from signvote.core.encoder import Encoding
+from signvote.core.layout import Layout
+from signvote.core.server import Server
 from signvote.sim.attacks import parse_attack
-from signvote.sim.config import Config
+from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients
 from signvote.sim.joint.passes import JointPass
 from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
-from signvote.sim.population import Sampler, generator, split
+from signvote.sim.population import Sampler, generator, parse_absences, split
 from signvote.sim.workers import Assignment, OneByOne, Workers
 from signvote.tasks import Task
 
-Workshop = dict[Any, JointPass]  # what consecutive runs share: captured graphs
+Workshop = dict[Any, JointPass]  # a cache of captured graphs, for consecutive runs
 
 
 def make_assignment(config: Config, task: Task) -> Assignment:
-    """What the workers have to do."""
+    """The work of a run."""
     parts = split(task.train.labels, config.workers, config.split, config.seed)
+    names = [field.name for field in fields(Encoding)]
     return Assignment(
         config=config,
-        encoding=Encoding(**{f.name: getattr(config, f.name) for f in fields(Encoding)}),
+        encoding=Encoding(**{name: getattr(config, name) for name in names}),
         sampler=Sampler(parts, config.batch_sizes, config.seed),
+        absences=parse_absences(config.absent, config.workers),
         hostility=parse_attack(config.attack, config.workers),
+    )
+
+
+def make_server(work: Assignment, layout: Layout) -> Server | None:
+    """The server of a run; None if the run has a yardstick instead of a rule."""
+    config = work.config
+    if config.rule in YARDSTICKS:
+        return None
+    return Server(
+        layout,
+        config.rule,
+        run=config.seed,
+        zeros=work.encoding.zeros,
+        **config.options,
     )
 
 
 def make_workers(
     work: Assignment, task: Task, machine: Machine, workshop: Workshop, phases: Phases
 ) -> Workers:
-    """Workers with a fresh model: computed together where machine and model allow it, else one by one."""
+    """Workers with a new model: computed together where machine and model allow it, else one by one."""
     config = work.config
     device = machine.torch_device
     with torch.random.fork_rng(devices=[]):

@@ -22,7 +22,8 @@ def state_of(run: Run) -> dict[str, Any]:
     """The state of a run between two rounds."""
     memories = run.workers.memories()
     if run.config.rule == "oracle":
-        memories = [run.encoder.memory] + [Memory()] * (run.config.workers - 1)
+        others = run.config.workers - 1
+        memories = [run.encoder.memory, *[Memory()] * others]
     return {
         "kind": "run",
         "version": VERSION,
@@ -40,24 +41,33 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def load_state(run: Run, state: dict[str, Any]) -> None:
-    """Continue a fresh run from a state of the same configuration."""
+    """Resume a new run from a state of the same configuration."""
     check_state(state, kind="run")
     state = upgraded(state, "the checkpoint", VERSION, {1: _said_in_full})
     mine = run.config.as_dict()
     its = json.loads(state["config"])
-    differing = [k for k in mine | its if mine.get(k) != its.get(k)]
+    differing = [
+        f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
+        for name in mine | its
+        if mine.get(name) != its.get(name)
+    ]
     if differing:
-        what = ", ".join(f"{k} {its.get(k)!r} instead of {mine.get(k)!r}" for k in differing)
-        raise StateError(f"the checkpoint is of another run: {what}")
+        raise StateError(f"the checkpoint is of another run: {', '.join(differing)}")
     run.round = state["round"]
     run.history = state["history"]
     run.phases.seconds = state["seconds"]
     run.machines = state["machines"]
-    run.last_decision = None if state["decision"] is None else Planes(*state["decision"])
+    run.last_decision = None
+    if state["decision"] is not None:
+        run.last_decision = Planes(*state["decision"])
     run.model.load_state_dict(state["model"])
-    memories = [Memory(*kept) for kept in zip(state["averages"], state["residuals"], strict=True)]
+    memories = [
+        Memory(average, residual)
+        for average, residual in zip(state["averages"], state["residuals"], strict=True)
+    ]
     run.workers.load_memories(memories)
-    run.encoder.memory = memories[0].map(lambda kept: kept.to(run.gradients.x.device))
+    device = run.gradients.x.device
+    run.encoder.memory = memories[0].map(lambda kept: kept.to(device))
     if run.server is not None:
         run.server.load_state_dict(state["server"])
 

@@ -76,32 +76,51 @@ def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) ->
     for name, example in (("task", "'mnist'"), ("rules", "['majority', 'pooled']")):
         if name not in settings:
             raise ConfigError(f"{name} is missing; give one, such as {name} = {example}")
-    lists = {one: settings.pop(many, None) for many, one in LISTS.items()}
+    rules = settings.pop("rules")
+    modes = settings.pop("modes", [None])
+    names = settings.pop("attacks", [NOBODY])
+    attacks = [None if name == NOBODY else name for name in names]
+    seeds_here = settings.pop("seeds", [0])
     values: dict[str, Any] = {name: _ready(name, value) for name, value in settings.items()}
-    attacks = [None if attack == NOBODY else attack for attack in lists["attack"] or [NOBODY]]
-    each = product(lists["mode"] or [None], attacks, seeds or lists["seed"] or [0], lists["rule"])
-    configs = [Config(mode=m, attack=attack, seed=s, rule=r, **values) for m, attack, s, r in each]
-    for rule in set(lists["rule"]) & set(RULES):
-        make_rule(rule, Layout([("any", (64,))]), **settings.get("options", {}))  # wrong ones are told now
+    configs = [
+        Config(mode=mode, attack=attack, seed=seed, rule=rule, **values)
+        for mode, attack, seed, rule in product(modes, attacks, seeds or seeds_here, rules)
+    ]
+    _check_options(rules, settings.get("options", {}))
     return configs
 
 
+def _check_options(rules: list[str], options: dict[str, Any]) -> None:
+    """Raise for wrong options now, not when the run begins."""
+    layout = Layout([("any", (64,))])
+    for rule in set(rules) & set(RULES):
+        make_rule(rule, layout, **options)
+
+
 def _ready(name: str, value: Any) -> Any:
-    """As a run has it: a tuple for a list, and 1.0 for 1 where fractions may stand."""
+    """The value as a run has it: a tuple for a list, and 1.0 for 1 where a fraction is allowed."""
     if isinstance(value, list):
         return tuple(value)
-    return float(value) if float in (HINTS[name], *get_args(HINTS[name])) else value
+    hint = HINTS[name]
+    takes_fractions = hint is float or float in get_args(hint)
+    return float(value) if takes_fractions else value
 
 
 def _check_value(name: str, value: Any) -> None:
-    hint = types.GenericAlias(list, (HINTS[LISTS[name]],)) if name in LISTS else HINTS[name]
-    if not _fits(value, hint) or (name in LISTS and not value):
+    is_list = name in LISTS
+    if is_list:
+        hint: Any = types.GenericAlias(list, (HINTS[LISTS[name]],))
+    else:
+        hint = HINTS[name]
+    is_empty = is_list and not value
+    if is_empty or not _fits(value, hint):
         raise ConfigError(f"{name} is {value!r}; wanted {_in_words(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of TOML may stand for what a setting wants."""
-    origin, inside = get_origin(hint), get_args(hint)
+    """Whether a TOML value is allowed for a setting of this type."""
+    origin = get_origin(hint)
+    inside = get_args(hint)
     if origin in (Union, types.UnionType):
         return any(_fits(value, choice) for choice in inside)
     if origin is Literal:
@@ -121,10 +140,17 @@ def _in_words(hint: Any) -> str:
     >>> _in_words(int | None), _in_words(list[str])
     ('a whole number', 'a list, each a text')
     """
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    origin, inside = get_origin(hint), get_args(hint)
+    words = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+    }
+    origin = get_origin(hint)
+    inside = get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_in_words(choice) for choice in inside if choice is not types.NoneType)
+        choices = [choice for choice in inside if choice is not types.NoneType]
+        return " or ".join(_in_words(choice) for choice in choices)
     if origin is Literal:
         return " or ".join(map(repr, inside))
     if origin in (list, tuple):

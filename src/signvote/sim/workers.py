@@ -1,7 +1,7 @@
-"""The workers of a run: what they compute, remember and send. One interface, two ways to compute.
+"""The workers of a run: their gradients, memories and votes. One interface, two ways to compute.
 
 `OneByOne` computes one worker after the other, and every vote is bytes. `joint.together.Together` computes all in one
-pass, and votes stay on the device. Both go through the same core and send the same votes.
+pass, and votes stay on the device. Both use the same core and send the same votes.
 """
 
 from __future__ import annotations
@@ -26,24 +26,35 @@ from signvote.sim.attacks import Hostility, stacked
 from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.sim.phases import Phases
-from signvote.sim.population import Sampler
+from signvote.sim.population import Absence, Sampler, present
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What the workers of a run have to do."""
+    """The work of a run: who votes in a round, with which samples, and what attackers change."""
 
     config: Config
     encoding: Encoding
     sampler: Sampler
+    absences: Sequence[Absence]
     hostility: Hostility | None
+
+    def present(self, t: int) -> list[int]:
+        """The workers that vote in round t."""
+        return present(
+            t,
+            self.config.workers,
+            self.config.miss,
+            self.absences,
+            self.config.seed,
+        )
 
     def batch(self, worker: int, t: int) -> Tensor:
         """Indices of a worker's samples in round t, from 1."""
         return self.sampler.batch(worker, t - 1)
 
     def seed(self, worker: int, t: int) -> tuple[int, ...]:
-        """Of everything random in a worker's gradient."""
+        """The seed of everything random in a worker's gradient."""
         return self.config.seed, 6, t, worker
 
     def relabels(self, worker: int, t: int) -> bool:
@@ -52,11 +63,21 @@ class Assignment:
             return False
         return self.hostility.relabels(worker, t)
 
+    def attacked(self, votes: Votes, t: int, last_decision: Planes | None) -> Votes:
+        """The votes that are really sent: attackers change theirs, and know the last decision."""
+        if self.hostility is None or not votes.workers:
+            return votes
+        device = votes.planes.signs.device
+        last = None
+        if last_decision is not None:
+            last = last_decision.map(lambda plane: plane.to(device))
+        return self.hostility.change(votes, seed=self.config.seed, round=t, last=last)
+
 
 class Workers(ABC):
     """All workers of a run."""
 
-    bytes_arrive_later: ClassVar = False  # asking for `bytes_sent` at once would wait for the device
+    bytes_arrive_later: ClassVar = False  # if True, calling `bytes_sent` at once would wait for the device
 
     def __init__(self, work: Assignment, gradients: Gradients, phases: Phases) -> None:
         self.work = work
@@ -65,24 +86,24 @@ class Workers(ABC):
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
+        """The layout of the model."""
         return self.gradients.layout
 
     @abstractmethod
     def votes(self, t: int, voters: Sequence[int]) -> Votes:
-        """Compute what these workers, in order, vote in round t."""
+        """Compute the votes of these workers, in this order, in round t."""
 
     @abstractmethod
     def signals(self) -> Tensor:
-        """What the last votes are the signs of, (voters, N), less feedback."""
+        """The signals of the last votes, (voters, N), without feedback: the votes are their signs."""
 
     @abstractmethod
     def decide(self, t: int, votes: Votes, server: Server) -> Planes:
-        """Send votes to the server; its decision."""
+        """Send votes to the server and return its decision."""
 
     @abstractmethod
     def bytes_sent(self) -> tuple[int, int]:
-        """Bytes up and down of the last round that was decided, of all workers together."""
+        """Bytes up and down in the last decided round, of all workers together."""
 
     @abstractmethod
     def mean(self, t: int, voters: Sequence[int]) -> Tensor:
@@ -94,11 +115,11 @@ class Workers(ABC):
 
     @abstractmethod
     def memories(self) -> list[Memory]:
-        """What each worker remembers."""
+        """The memory of each worker."""
 
     @abstractmethod
     def load_memories(self, memories: Sequence[Memory]) -> None:
-        """Continue from what each worker remembered."""
+        """Resume from the memory of each worker."""
 
 
 class OneByOne(Workers):
@@ -131,8 +152,11 @@ class OneByOne(Workers):
     def _gradient(self, worker: int, t: int) -> Tensor:
         """A view, valid until the next call."""
         with self.phases.timed("gradients"):
-            batch = self.work.batch(worker, t)
-            return self.gradients.of(batch, self.work.seed(worker, t), self.work.relabels(worker, t))
+            return self.gradients.of(
+                self.work.batch(worker, t),
+                self.work.seed(worker, t),
+                self.work.relabels(worker, t),
+            )
 
     def signals(self) -> Tensor:
         """See Workers."""
@@ -144,7 +168,9 @@ class OneByOne(Workers):
             ballots = {m: self._ballot(t, votes, row) for row, m in enumerate(votes.workers)}
         with self.phases.timed("server"):
             message = server.decide(t, ballots)
-        self._sent = (sum(map(len, ballots.values())), len(message) * len(ballots))
+        bytes_up = sum(map(len, ballots.values()))
+        bytes_down = len(message) * len(ballots)
+        self._sent = (bytes_up, bytes_down)
         decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
         return decision.planes()
 
@@ -154,7 +180,8 @@ class OneByOne(Workers):
         encoder.batch_size = votes.batch_sizes[row]
         if votes.present is not None and not votes.present[row]:
             return encoder.ballot(t, None)
-        return encoder.ballot(t, votes.planes.map(lambda plane: plane[row]))
+        planes = votes.planes.map(lambda plane: plane[row])
+        return encoder.ballot(t, planes)
 
     def bytes_sent(self) -> tuple[int, int]:
         """See Workers."""

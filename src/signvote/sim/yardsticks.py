@@ -16,6 +16,13 @@ from torch import Tensor
 from signvote.core.bits import unpack_signs
 from signvote.core.vote import Votes
 
+FLOAT32_BYTES = 4
+
+
+def float_bytes(n: int) -> int:
+    """Bytes of one gradient of n coordinates. A yardstick sends one up and one down per worker and round."""
+    return FLOAT32_BYTES * n
+
 
 def messages(signals: Tensor, votes: Votes) -> tuple[Tensor, tuple[int, ...]]:
     """The gradients that workers send, (workers, N), and their batch sizes. Absent workers have no row.

@@ -1,4 +1,4 @@
-"""What moves the bytes of a round: votes to the ranks that decide them, decisions and evidence to all.
+"""Moves the bytes of a round: votes to the ranks that decide them, decisions and evidence to all ranks.
 
 send       each rank's piece of a chunk of votes to that rank       N / 8 bytes, while gradients are computed
 share      the decisions on all pieces, and the evidence            N / 8 bytes
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
-from signvote.engines.ddp.meeting import Meeting
+from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.engines.ddp.shares import Shares
 from signvote.kernels import Planes, words_for
 
@@ -22,18 +21,18 @@ class Exchange:
     """Buffers and collectives. Chunks travel in a thread of their own, in the order in which they were submitted.
 
     Args:
-        meeting: the ranks.
-        shares: which rank decides what.
+        group: the ranks.
+        shares: the coordinates that each rank decides.
         vote_planes: planes of a vote.
         decision_planes: planes of a decision.
-        device: where the gradients are.
-        overlap: whether chunks travel in a thread; False: the caller waits for each.
+        device: the device of the gradients.
+        overlap: whether chunks travel in a thread; False: the caller waits for each chunk.
 
     """
 
     def __init__(
         self,
-        meeting: Meeting,
+        group: ProcessGroup,
         shares: Shares,
         *,
         vote_planes: int,
@@ -41,56 +40,67 @@ class Exchange:
         device: torch.device,
         overlap: bool,
     ) -> None:
-        votes = (shares.chunks, meeting.world, vote_planes, shares.words)
+        votes = (shares.chunks, group.world, vote_planes, shares.words)
         decisions = (shares.chunks, decision_planes, shares.words)
-        self.meeting = meeting
+        self.group = group
         self.shares = shares
         self.device = device
         self.bytes_sent = 0  # to other ranks, in the last round
-        self._sent = torch.zeros(votes, dtype=torch.int64, device=meeting.device)
+        self._sent = torch.zeros(votes, dtype=torch.int64, device=group.device)
         self._received = torch.zeros_like(self._sent)
-        self._decided = torch.zeros(decisions, dtype=torch.int64, device=meeting.device)
-        self._thread = ThreadPoolExecutor(1, "signvote") if overlap else None
-        self._stream = torch.cuda.Stream() if overlap and device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._travelling: list[Future[None]] = []
+        self._decided = torch.zeros(decisions, dtype=torch.int64, device=group.device)
+        self._thread: ThreadPoolExecutor | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._pending: list[Future[None]] = []
+        if overlap:
+            self._thread = ThreadPoolExecutor(1, "signvote")
+        if overlap and device.type == "cuda":
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     # ---- votes ---------------------------------------------------------------------------------------
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Do work that ends with `send`: in the thread, after everything that the caller's stream has to do."""
+        """Run work that ends with `send`: in the thread, after everything queued on the caller's stream."""
         if self._thread is None:
             work()
             return
-        ready = torch.cuda.current_stream().record_event() if self._stream else None
-        self._travelling.append(self._thread.submit(self._after, ready, work))
+        ready: torch.cuda.Event | None = None
+        if self._stream is not None:
+            ready = torch.cuda.current_stream().record_event()
+        future = self._thread.submit(self._after, ready, work)
+        self._pending.append(future)
 
     def _after(self, ready: torch.cuda.Event | None, work: Callable[[], None]) -> None:
-        if self._stream is not None and ready is not None:
-            self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+        if self._stream is None or ready is None:
+            work()
+            return
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
             work()
 
     def send(self, number: int, planes: Planes) -> None:
         """Send each rank its piece of a chunk's votes."""
         sent = self._sent[number]
         world, _, words = sent.shape
-        for row, plane in enumerate(p for p in planes if p is not None):
+        present = [plane for plane in planes if plane is not None]
+        for row, plane in enumerate(present):
             padding = world * words - len(plane)
-            sent[:, row] = torch.nn.functional.pad(plane, (0, padding)).view(world, words)
-        self.meeting.all_to_all(self._received[number], sent)
+            padded = torch.nn.functional.pad(plane, (0, padding))
+            sent[:, row] = padded.view(world, words)
+        self.group.all_to_all(self._received[number], sent)
 
     def wait(self) -> None:
         """Wait until everything submitted has arrived."""
-        travelling = self._travelling
-        self._travelling = []
-        for future in travelling:
+        pending = self._pending
+        self._pending = []
+        for future in pending:
             future.result()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
     def forget(self) -> None:
-        """Drop what is under way, after an error."""
-        self._travelling = []
+        """Drop pending work, after an error."""
+        self._pending = []
 
     # ---- decisions -----------------------------------------------------------------------------------
 
@@ -100,29 +110,35 @@ class Exchange:
         return _planes(rows.transpose(0, 1).contiguous())
 
     def decided(self, number: int, n: int) -> Planes:
-        """Where the decision on this rank's piece of a chunk is to be written."""
+        """The buffer for the decision on this rank's piece of a chunk."""
         return _planes(self._decided[number][:, : words_for(n)])
 
     def share(self, counts: Sequence[Tensor]) -> tuple[Planes, list[Tensor]]:
-        """Put all ranks' decisions together, and add all ranks' counts up."""
-        mine = torch.cat([self._decided.view(-1), *(count.reshape(-1) for count in counts)])
-        everybody = self.meeting.all_gather(mine)
+        """Join the decisions of all ranks, and sum the counts of all ranks."""
+        flat = [count.reshape(-1) for count in counts]
+        mine = torch.cat([self._decided.view(-1), *flat])
+        gathered = self.group.all_gather(mine)
         decided = self._decided.numel()
-        summed = everybody[:, decided:].sum(0).cpu()
+        decision = self._joined(gathered[:, :decided])
+        summed = gathered[:, decided:].sum(0).cpu()
         sums = torch.split(summed, [count.numel() for count in counts])
-        others = self.meeting.world - 1
-        self.bytes_sent = 8 * others * (self._sent[:, 0].numel() + mine.numel())
         totals = [total.view(count.shape) for total, count in zip(sums, counts, strict=True)]
-        return self._joined(everybody[:, :decided]), totals
+        others = self.group.world - 1
+        words_to_each = self._sent[:, 0].numel() + mine.numel()
+        self.bytes_sent = 8 * others * words_to_each
+        return decision, totals
 
     def _joined(self, pieces: Tensor) -> Planes:
         """The decision on all coordinates, from the pieces of all ranks, (world, chunks * planes * words)."""
         chunks, planes, words = self._decided.shape
-        by_plane = pieces.reshape(-1, chunks, planes, words).permute(2, 1, 0, 3)
-        whole = by_plane.reshape(planes, -1)
-        return _planes(whole[:, : words_for(self.shares.size)].to(self.device))
+        by_rank = pieces.reshape(-1, chunks, planes, words)
+        by_plane = by_rank.permute(2, 1, 0, 3)
+        padded = by_plane.reshape(planes, -1)
+        whole = padded[:, : words_for(self.shares.size)]
+        return _planes(whole.to(self.device))
 
 
 def _planes(rows: Tensor) -> Planes:
     """(planes, ...) as Planes."""
-    return Planes(rows[0], rows[1] if len(rows) > 1 else None)
+    support = rows[1] if len(rows) > 1 else None
+    return Planes(rows[0], support)

@@ -1,4 +1,4 @@
-"""The gradients of a round: one flat vector that fills up parameter by parameter, and comes back as the decision."""
+"""The gradients of a round in one flat vector, and the decision written back in their place."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Gradients:
     """A flat vector of gradients, and the chunks of it that are complete.
 
     Args:
-        parameters: the trained ones, by name.
-        layout: of these.
-        shares: how the vector is cut into chunks.
+        parameters: the trained parameters, by name.
+        layout: of these parameters.
+        shares: cuts the vector into chunks.
 
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], layout: Layout, shares: Shares) -> None:
         tensors = list(parameters.values())
-        dtype = reduce(torch.promote_types, (p.dtype for p in tensors))
+        dtypes = [p.dtype for p in tensors]
+        dtype = reduce(torch.promote_types, dtypes)
         self.shares = shares
         self.vector = torch.zeros(layout.size, dtype=dtype, device=tensors[0].device)
         self._parameters = parameters
@@ -34,9 +35,11 @@ class Gradients:
 
     def begin(self) -> None:
         """Wait for the gradients of the next round."""
-        lengths = [self.shares.chunk(number) for number in range(self.shares.chunks)]
+        chunks = [self.shares.chunk(number) for number in range(self.shares.chunks)]
         self._missing = dict(self._segments)
-        self._left = [chunk.stop - chunk.start for chunk in lengths]
+        self._left = [
+            chunk.stop - chunk.start for chunk in chunks
+        ]  # coordinates without a gradient, by chunk
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> list[int]:
         """Copy gradients into the vector; None is zero. Returns the chunks that are complete now.
@@ -48,17 +51,18 @@ class Gradients:
             segment = self._missing.pop(id(parameter), None)
             if segment is None or segment.start == segment.stop:
                 continue
-            here = self.vector[segment.start : segment.stop].view(segment.shape)
+            flat = self.vector[segment.start : segment.stop]
             if gradient is None:
-                here.zero_()
+                flat.zero_()
             else:
-                here.copy_(gradient)
+                flat.view(segment.shape).copy_(gradient)
             complete += self._completed(segment.start, segment.stop)
         return sorted(complete)
 
     def put_missing(self) -> list[int]:
-        """Count every gradient that has not come as zero."""
-        missing = [self._parameters[segment.name] for segment in self._missing.values()]
+        """Count every missing gradient as zero."""
+        names = [segment.name for segment in self._missing.values()]
+        missing = [self._parameters[name] for name in names]
         return self.put(missing, [None] * len(missing))
 
     def _completed(self, start: int, stop: int) -> list[int]:
@@ -66,7 +70,9 @@ class Gradients:
         complete = []
         for number in self.shares.touched(start, stop):
             chunk = self.shares.chunk(number)
-            self._left[number] -= min(chunk.stop, stop) - max(chunk.start, start)
+            first = max(chunk.start, start)
+            last = min(chunk.stop, stop)
+            self._left[number] -= last - first
             if self._left[number] == 0:
                 complete.append(number)
         return complete
@@ -77,7 +83,11 @@ class Gradients:
         return not any(self._left)
 
     def fill(
-        self, parameters: Iterable[Tensor], gradients: Iterable[Tensor], decision: Planes, scale: float
+        self,
+        parameters: Iterable[Tensor],
+        gradients: Iterable[Tensor],
+        decision: Planes,
+        scale: float,
     ) -> None:
         """Write the decision, +1, -1 or 0 times a scale, in place of gradients."""
         for parameter, gradient in zip(parameters, gradients, strict=True):

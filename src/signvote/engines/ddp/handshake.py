@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.layout import Layout
-from signvote.engines.ddp.meeting import Meeting
+from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.errors import ConfigError, EngineError
 
-SAME = {"layout of the model": (1, 3), "settings": (3, 5), "parameters": (5, 6), "round": (6, 7)}
+SAME = {
+    "layout of the model": slice(1, 3),
+    "settings": slice(3, 5),
+    "parameters": slice(5, 6),
+    "round": slice(6, 7),
+}  # where each digest is in the numbers that a rank sends; a worker id comes first
 
 
 class Handshake:
-    """Compares the ranks once, and knows their worker ids from then on.
+    """Compares the ranks once, and keeps their worker ids.
 
     Args:
         worker_id: of this rank.
@@ -32,38 +37,47 @@ class Handshake:
         self.ids: list[int] = []  # worker ids by rank; empty before the handshake
 
     @property
-    def in_order(self) -> list[int]:
-        """Ranks by worker id, as a server sorts its ballots."""
-        return sorted(range(len(self.ids)), key=self.ids.__getitem__)
+    def by_worker(self) -> list[int]:
+        """Ranks sorted by worker id, as a server sorts its ballots."""
+        ranks = range(len(self.ids))
+        return sorted(ranks, key=self.ids.__getitem__)
 
-    def run(self, meeting: Meeting, layout: Layout, parameters: Mapping[str, Tensor], round: int) -> None:
+    def run(
+        self,
+        group: ProcessGroup,
+        layout: Layout,
+        parameters: Mapping[str, Tensor],
+        round: int,
+    ) -> None:
         """Exchange digests; all ranks raise the same error if one differs."""
+        settings = hashlib.blake2b(self.settings.encode(), digest_size=16)
         mine = [
             self.worker_id - 2**63,
-            *_two(layout.digest),
-            *_two(hashlib.blake2b(self.settings.encode(), digest_size=16).digest()),
+            *_two_numbers(layout.digest),
+            *_two_numbers(settings.digest()),
             _checksum(parameters),
             round,
         ]
-        told: list[list[int]] = meeting.all_gather(torch.tensor(mine, device=meeting.device)).tolist()
-        for what, (start, stop) in SAME.items():
-            differing = [r for r, its in enumerate(told) if its[start:stop] != told[0][start:stop]]
+        sent = torch.tensor(mine, device=group.device)
+        received: list[list[int]] = group.all_gather(sent).tolist()
+        for what, at in SAME.items():
+            wanted = received[0][at]
+            differing = [r for r, numbers in enumerate(received) if numbers[at] != wanted]
             if differing:
-                ranks = ", ".join(str(meeting.ranks[r]) for r in differing)
-                raise EngineError(f"rank {ranks} differs from rank {meeting.ranks[0]} in the {what}")
-        ids = [its[0] + 2**63 for its in told]
+                ranks = ", ".join(str(group.ranks[r]) for r in differing)
+                raise EngineError(f"rank {ranks} differs from rank {group.ranks[0]} in the {what}")
+        ids = [numbers[0] + 2**63 for numbers in received]
         if len(set(ids)) < len(ids):
             raise EngineError(f"worker ids by rank are {ids}; they must differ")
         self.ids = ids
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise for what cannot be trained this way, before training starts."""
+    """Raise for a model that cannot be trained this way, before training starts."""
     for module in model.modules():
-        if type(module).__name__ in ("FullyShardedDataParallel", "DataParallel"):
-            raise ConfigError(
-                f"{type(module).__name__} is not supported: every rank must hold the whole model"
-            )
+        kind = type(module).__name__
+        if kind in ("FullyShardedDataParallel", "DataParallel"):
+            raise ConfigError(f"{kind} is not supported: every rank must hold the whole model")
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1:
         raise ConfigError(f"the model lies on {len(devices)} devices; one per rank is supported")
@@ -80,11 +94,13 @@ def check_model(model: nn.Module) -> None:
 def _checksum(parameters: Mapping[str, Tensor]) -> int:
     crc = 0
     for parameter in parameters.values():
-        raw = parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        flat = parameter.detach().cpu().contiguous().view(-1)
+        raw = flat.view(torch.uint8).numpy()
         crc = zlib.crc32(raw.data, crc)
     return crc
 
 
-def _two(digest: bytes) -> list[int]:
-    """16 bytes as two numbers."""
-    return [int.from_bytes(digest[i : i + 8], "little", signed=True) for i in (0, 8)]
+def _two_numbers(digest: bytes) -> list[int]:
+    """16 bytes as two signed numbers of 64 bits."""
+    halves = (digest[:8], digest[8:])
+    return [int.from_bytes(half, "little", signed=True) for half in halves]

@@ -1,10 +1,10 @@
-"""Checkpoints of all ranks together: a folder per round, complete or not there.
+"""Checkpoints of all ranks together: one folder per round, complete or absent.
 
-    FOLDER/round-000120/worker-0.safetensors ...    each rank its own: trust of its coordinates, momentum
-    FOLDER/round-000120/shared.safetensors          what all have alike, written by the first rank
+    FOLDER/round-000120/worker-0.safetensors ...    one per rank: trust of its coordinates, momentum
+    FOLDER/round-000120/shared.safetensors          state that all ranks share, written by the first rank
     FOLDER/latest                                   the name of the last complete round, replaced atomically
 
-A rank that dies while it writes costs nothing: `latest` still names the round before.
+A rank that dies while it writes does no harm: `latest` still names the round before.
 """
 
 from __future__ import annotations
@@ -22,51 +22,62 @@ from signvote.engines.ddp.state import VoteState
 from signvote.errors import StateError
 
 LATEST = "latest"
+SHARED = "shared.safetensors"
 
 
 def save(folder: str | Path, state: VoteState, shared: State, own: State | None = None) -> None:
-    """Write a checkpoint; every rank calls it after the same round, and comes back when all have written.
+    """Write a checkpoint. Every rank calls this after the same round; it returns when all ranks have written.
 
     Args:
-        folder: that all ranks see.
+        folder: a folder that all ranks can access.
         state: this rank's votes.
-        shared: what all ranks have alike: {"model": model.state_dict(), ...}; the first rank's is kept.
+        shared: state that all ranks share: {"model": model.state_dict(), ...}. The first rank writes it.
         own: anything else that this rank needs.
 
     """
     folder = Path(folder)
     name = f"round-{state.round:06}"
-    (folder / name).mkdir(parents=True, exist_ok=True)
-    first = state.meeting.rank == 0
-    save_file(
-        folder / name / f"worker-{state.worker_id}.safetensors", {"vote": state.state_dict(), "own": own}
-    )
-    if first:
-        save_file(folder / name / "shared.safetensors", shared | {"world": state.meeting.world})
-    meet(state)
-    if first:
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    is_first = state.group.rank == 0
+    mine = {"vote": state.state_dict(), "own": own}
+    save_file(place / f"worker-{state.worker_id}.safetensors", mine)
+    if is_first:
+        save_file(place / SHARED, shared | {"world": state.group.world})
+    barrier(state)
+    if is_first:
         write_atomically(folder / LATEST, name.encode())
-        for old in folder.glob("round-*"):
-            if old.name != name:
-                shutil.rmtree(old, ignore_errors=True)
-    meet(state)
+        _remove_others(folder, name)
+    barrier(state)
+
+
+def _remove_others(folder: Path, name: str) -> None:
+    for other in folder.glob("round-*"):
+        if other.name != name:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def load(folder: str | Path, state: VoteState) -> tuple[State, State] | None:
-    """Go on from the last complete checkpoint of a world of any size: (shared, own), or None if there is none."""
+    """Resume from the last complete checkpoint, of any number of ranks: (shared, own), or None without one."""
     folder = Path(folder)
-    if not (folder / LATEST).exists():
+    latest = folder / LATEST
+    if not latest.exists():
         return None
-    place = folder / (folder / LATEST).read_text().strip()
-    shared = load_file(place / "shared.safetensors")
+    place = folder / latest.read_text().strip()
+    shared = load_file(place / SHARED)
     saved = [load_file(path) for path in sorted(place.glob("worker-*.safetensors"))]
     if len(saved) != shared["world"]:
         raise StateError(f"{place} has the states of {len(saved)} workers; {shared['world']} were saved")
-    state.load_state_dict(*(each["vote"] for each in saved))
-    mine = next((each["own"] for each in saved if each["vote"]["worker"] == state.worker_id), None)
-    return shared, mine or {}
+    votes = [each["vote"] for each in saved]
+    state.load_state_dict(*votes)
+    own: State | None = None
+    for each in saved:
+        if each["vote"]["worker"] == state.worker_id:
+            own = each["own"]
+    return shared, own or {}
 
 
-def meet(state: VoteState) -> None:
-    """Wait until every rank is here."""
-    state.meeting.all_gather(torch.zeros(1, dtype=torch.int64, device=state.meeting.device))
+def barrier(state: VoteState) -> None:
+    """Wait for all ranks."""
+    nothing = torch.zeros(1, dtype=torch.int64, device=state.group.device)
+    state.group.all_gather(nothing)

@@ -1,14 +1,14 @@
 """One-bit training over torch.distributed: every rank is a worker, and decides a share of the coordinates.
 
     gradients -> encode -> signs        as they arrive, chunk by chunk
-    all-to-all                          each rank gets everybody's votes on its pieces      N / 8 bytes
+    all-to-all                          each rank gets all votes on its pieces              N / 8 bytes
     vote                                by the rule, on the pieces; evidence is counted
-    all-gather                          decisions, and the evidence that goes with them     N / 8 bytes
-    learn                               everybody the same, from all of it
+    all-gather                          the decisions and their evidence                    N / 8 bytes
+    learn                               from all evidence, the same on every rank
 
-`VoteState` is what a round is; `exchange.py` moves the bytes, `gradients.py` collects the gradients. Signs, votes and
-trust come from `core`, so the result equals the simulator's bit for bit. A rank whose gradient is not finite is found
-out before any vote and abstains.
+`VoteState` does the round; `exchange.py` moves the bytes, `gradients.py` collects the gradients. Signs, votes and
+trust come from `core`, so the result equals the simulator's bit for bit. A rank whose gradient is not finite abstains;
+all ranks know that before the vote.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients
 from signvote.engines.ddp.handshake import Handshake, check_model
-from signvote.engines.ddp.meeting import Meeting
+from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.engines.ddp.shares import Shares
 from signvote.errors import EngineError, StateError
 from signvote.formats import check_state, upgraded
@@ -44,11 +44,20 @@ from signvote.kernels import WORD, Planes, words_for
 
 VERSION = 1
 CHUNK = 2**21  # coordinates that travel together
-COUNTS = ("mismatches", "cast", "differ", "common")  # of Evidence, as they are sent
+COUNTS = ("mismatches", "cast", "differ", "common")  # fields of Evidence that are sent
+
+
+class Status(NamedTuple):
+    """The numbers that a rank sends about itself in a round, after its votes."""
+
+    round: int
+    finite: int  # 1: the rank votes; 0: it abstains
+    batch_size: int
+    nanoseconds: int  # of work
 
 
 class Bucket(NamedTuple):
-    """A bucket of DDP's that waits for the decision."""
+    """A bucket of DDP that waits for the decision."""
 
     buffer: Tensor
     parameters: list[Tensor]
@@ -57,7 +66,7 @@ class Bucket(NamedTuple):
 
 
 class VoteState:
-    """What `vote_hook` and `vote_gradients` need between rounds; every rank makes one, as with DDP itself.
+    """The state of `vote_hook` and `vote_gradients` between rounds. Every rank makes one, as with DDP itself.
 
     Args:
         model: the module, or its DistributedDataParallel.
@@ -65,19 +74,19 @@ class VoteState:
         momentum: of the gradients whose signs are sent; leave the optimizer's at 0.
         zeros: what a zero gradient sends, and a zero tally decides.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all. As with `feedback`,
-            votes then travel when all gradients are there.
-        feedback: add to the next signal what this round's signs left out.
+            votes then travel after all gradients are computed.
+        feedback: add the residual, the part that this round's signs left out, to the next signal.
         run: the run's number, the same on all ranks.
-        batch_size: this rank's, for rules that look at it. Change it whenever it changes.
-        worker_id: under which trust is kept; None: the rank. Give it if ranks may change machines.
-        balancer: sets batch sizes; it is shown how long each rank took.
-        scaler: AMP's, if there is one: gradients are unscaled before the vote and decisions scaled.
-        overlap: chunks travel while the rest of the gradients is computed; False: the same, in turn.
-        timeout: seconds to wait for a rank; the error says which ranks are alive.
+        batch_size: this rank's batch size, for rules that use it. Set it whenever it changes.
+        worker_id: the key of this rank's trust; None: the rank. Give it if ranks may change machines.
+        balancer: sets batch sizes from the time that each rank took.
+        scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
+        overlap: chunks travel while the rest of the gradients is computed; False: the same, one after the other.
+        timeout: seconds to wait for a rank; the error names the ranks that are alive.
         chunk: coordinates that travel together.
-        group: the process group of the ranks that take part; None: all.
+        group: the process group of the ranks that vote; None: all.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
-        options: of the rule.
+        options: keyword arguments of the rule.
 
     """
 
@@ -106,41 +115,47 @@ class VoteState:
         if encoding is None:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
         self.encoding = encoding
-        self.parameters = trainable(model.module if isinstance(model, DistributedDataParallel) else model)
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        self.parameters = trainable(module)
         self.server = Server(Layout.of(self.parameters), rule, run=run, zeros=encoding.zeros, **options)
         device = next(iter(self.parameters.values())).device
-        self.meeting = Meeting(group, device, timeout)
-        shares = Shares.of(self.layout.size, self.meeting.world, chunk)
-        self.server.rule.own(shares.owned(self.meeting.rank))
+        self.group = ProcessGroup(group, device, timeout)
+        shares = Shares.of(self.layout.size, self.group.world, chunk)
+        self.server.rule.own(shares.owned(self.group.rank))
         self.gradients = Gradients(self.parameters, self.layout, shares)
         self.exchange = Exchange(
-            self.meeting,
+            self.group,
             shares,
             vote_planes=encoding.planes,
             decision_planes=1 if encoding.zeros == "coin" else 2,
             device=device,
             overlap=overlap,
         )
-        settings = [self.server.rule.name, run, chunk, str(sorted(options.items())), asdict(encoding)]
-        self.handshake = Handshake(
-            self.meeting.rank if worker_id is None else worker_id, json.dumps(settings)
-        )
+        settings = [
+            self.server.rule.name,
+            run,
+            chunk,
+            str(sorted(options.items())),
+            asdict(encoding),
+        ]
+        worker = self.group.rank if worker_id is None else worker_id
+        self.handshake = Handshake(worker, json.dumps(settings))
         self.batch_size = batch_size
         self.balancer = balancer
         self.scaler = scaler
         self.stopwatch = Stopwatch()
         self.memory = self._no_memory()
-        self.buckets: list[Bucket] = []  # of DDP's, in this round
-        self._encoded: list[Encoded] = []  # of this round, by chunk or all at once
+        self.buckets: list[Bucket] = []  # of DDP, in this round
+        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
 
     @property
     def worker_id(self) -> int:
-        """Under which trust is kept."""
+        """The key of this rank's trust."""
         return self.handshake.worker_id
 
     @property
     def layout(self) -> Layout:
-        """Of the trained parameters."""
+        """The layout of the trained parameters."""
         return self.server.layout
 
     @property
@@ -150,7 +165,7 @@ class VoteState:
 
     @property
     def report(self) -> RoundReport:
-        """What happened in the last round: the voters, the abstentions and why, how often each was overruled."""
+        """The last round: the voters, the abstentions and their reasons, how often each voter was overruled."""
         return self.server.report
 
     @property
@@ -161,13 +176,13 @@ class VoteState:
     # ---- gradients come in -----------------------------------------------------------------------
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
-        """Take in gradients; the chunks that they complete are encoded and sent."""
+        """Copy gradients; encode and send the chunks that are complete."""
         if not self.handshake.ids:
-            self.handshake.run(self.meeting, self.layout, self.parameters, self.round)
+            self.handshake.run(self.group, self.layout, self.parameters, self.round)
         self._send(self.gradients.put(parameters, gradients))
 
     def _send(self, complete: list[int]) -> None:
-        """Send chunks that are complete; where a sign depends on all coordinates, all chunks when all are."""
+        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient."""
         if not self.encoding.needs_whole_vector:
             for number in complete:
                 self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
@@ -183,77 +198,111 @@ class VoteState:
             gradient.mul_(1 / self.scaler.get_scale())
         coin = coin_for(self.encoding.zeros, self.server.run, self.round + 1, self.worker_id)
         memory = self.memory.map(lambda kept: kept[at])
-        found = encode(gradient, memory, self.encoding, coin and coin.after(at.start), out=gradient)
-        self._encoded.append(found)
+        first_coin = None if coin is None else coin.after(at.start)
+        encoded = encode(gradient, memory, self.encoding, first_coin, out=gradient)
+        self._encoded.append(encoded)
         for number, chunk in zip(numbers, chunks, strict=True):
-            words = slice((chunk.start - at.start) // WORD, words_for(chunk.stop - at.start))
-            self.exchange.send(number, found.planes.map(lambda plane: plane[words]))  # noqa: B023
+            first = (chunk.start - at.start) // WORD
+            last = words_for(chunk.stop - at.start)
+            words = slice(first, last)
+            planes = encoded.planes.map(lambda plane: plane[words])  # noqa: B023
+            self.exchange.send(number, planes)
 
     # ---- the decision ----------------------------------------------------------------------------
 
     def decide(self, since: float) -> Planes:
-        """Vote, when all gradients are in; the decision on all coordinates. `since`: when they were."""
+        """Hold the vote and return the decision on all coordinates.
+
+        Args:
+            since: when the last gradient was computed.
+
+        """
         self._send(self.gradients.put_missing())
         self.exchange.wait()
-        finite = all(bool(found.finite) for found in self._encoded)
-        told = self._tell(finite, self.stopwatch.worked(since))
-        voters = [rank for rank in self.handshake.in_order if told[rank][1]]
+        finite = all(bool(encoded.finite) for encoded in self._encoded)
+        statuses = self._exchange_status(finite, self.stopwatch.worked(since))
+        voters = [rank for rank in self.handshake.by_worker if statuses[rank].finite]
         evidence = vote_in_chunks(
             self.server.rule_for(len(voters)),
-            self._pieces(voters, told),
+            self._pieces(voters, statuses),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
         decision, evidence = self._share(evidence)
-        ids = self.handshake.ids
-        abstained = {ids[r]: REASONS[NON_FINITE] for r in self.handshake.in_order if r not in voters}
-        self.server.learn(self.round + 1, evidence, abstained)
-        self.meeting.stage = f"round {self.round + 1}"
+        self.server.learn(self.round + 1, evidence, self._abstained(voters))
+        self.group.stage = f"round {self.round + 1}"
         if finite:
             self._keep_memory()
-        elif self.scaler is not None:
-            self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
+        else:
+            self._back_off()
         if self.balancer is not None:
-            self.balancer.observe([nanoseconds / 1e9 for *_, nanoseconds in told])
+            self.balancer.observe([status.nanoseconds / 1e9 for status in statuses])
         self._begin()
         return decision
 
+    def _abstained(self, voters: list[int]) -> dict[int, str]:
+        """The worker ids of the ranks that do not vote, and the reason."""
+        ids = self.handshake.ids
+        silent = [rank for rank in self.handshake.by_worker if rank not in voters]
+        return {ids[rank]: REASONS[NON_FINITE] for rank in silent}
+
+    def _back_off(self) -> None:
+        """Lower AMP's scale, with which the gradients were not finite."""
+        if self.scaler is not None:
+            scale = self.scaler.get_scale() * self.scaler.get_backoff_factor()
+            self.scaler.update(scale)
+
     def _begin(self) -> None:
-        """Be ready for the next round's gradients."""
+        """Prepare for the next round's gradients."""
         self._encoded = []
         self.gradients.begin()
         self.exchange.forget()
         self.stopwatch.begin()
 
-    def _tell(self, finite: bool, worked: float) -> list[list[int]]:
-        """Exchange what each rank says of this round: its number, whether it is finite, batch size, nanoseconds."""
+    def _exchange_status(self, finite: bool, worked: float) -> list[Status]:
+        """The status of every rank, by rank."""
         if self.balancer is not None:
-            self.batch_size = self.balancer.sizes(self.round)[self.meeting.rank]
-        mine = torch.tensor([self.round + 1, finite, self.batch_size, int(1e9 * worked)])
-        told: list[list[int]] = self.meeting.all_gather(mine.to(self.meeting.device)).tolist()
-        if len({each[0] for each in told}) > 1:
-            raise EngineError(f"ranks are in different rounds: {[each[0] for each in told]}")
-        return told
+            sizes = self.balancer.sizes(self.round)
+            self.batch_size = sizes[self.group.rank]
+        mine = Status(
+            round=self.round + 1,
+            finite=finite,
+            batch_size=self.batch_size,
+            nanoseconds=int(1e9 * worked),
+        )
+        sent = torch.tensor(mine, device=self.group.device)
+        received = self.group.all_gather(sent)
+        statuses = [Status(*numbers) for numbers in received.tolist()]
+        rounds = [status.round for status in statuses]
+        if len(set(rounds)) > 1:
+            raise EngineError(f"ranks are in different rounds: {rounds}")
+        return statuses
 
-    def _pieces(self, voters: list[int], told: list[list[int]]) -> Iterator[tuple[Planes, Votes]]:
-        """This rank's piece of each chunk: where its decision goes, and the votes on it."""
+    def _pieces(self, voters: list[int], statuses: list[Status]) -> Iterator[tuple[Planes, Votes]]:
+        """This rank's piece of each chunk: the buffer for its decision, and the votes on it."""
         workers = tuple(self.handshake.ids[rank] for rank in voters)
-        sizes = tuple(told[rank][2] for rank in voters)
+        sizes = tuple(statuses[rank].batch_size for rank in voters)
         shares = self.exchange.shares
         for number in range(shares.chunks):
-            first, n = shares.piece(number, self.meeting.rank)
-            planes = self.exchange.received(number, voters, n)
-            votes = Votes(workers=workers, planes=planes, n=n, first=first, batch_sizes=sizes)
+            first, n = shares.piece(number, self.group.rank)
+            votes = Votes(
+                workers=workers,
+                planes=self.exchange.received(number, voters, n),
+                n=n,
+                first=first,
+                batch_sizes=sizes,
+            )
             yield self.exchange.decided(number, n), votes
 
     def _share(self, mine: Evidence) -> tuple[Planes, Evidence]:
-        """Put all ranks' decisions together, and add all ranks' evidence up."""
-        counts = {name: count for name in COUNTS if (count := getattr(mine, name)) is not None}
+        """Join the decisions of all ranks, and add the evidence of all ranks."""
+        fields = {name: getattr(mine, name) for name in COUNTS}
+        counts = {name: count for name, count in fields.items() if count is not None}
         decision, totals = self.exchange.share(list(counts.values()))
         total: dict[str, Any] = dict(zip(counts, totals, strict=True))
         return decision, replace(mine, **total)
 
     def fill(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor], decision: Planes) -> None:
-        """Write the decision in place of gradients, times AMP's scale, by which the optimizer's step will divide."""
+        """Write the decision in place of gradients, times AMP's scale: the optimizer's step divides by it."""
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         self.gradients.fill(parameters, gradients, decision, scale)
         self.stopwatch.resume()
@@ -267,14 +316,15 @@ class VoteState:
         return Memory(average, residual)
 
     def _keep_memory(self) -> None:
-        """Keep what `encode` returned. The new average lies in the gradients' vector: the two change places."""
+        """Keep the memory that `encode` returned. The new average is in the gradients' vector: swap the two."""
         average = self.memory.average
         if average is not None:
             self.gradients.vector, average = average, self.gradients.vector
-        self.memory = Memory(average, self._encoded[0].memory.residual)
+        residual = self._encoded[0].memory.residual
+        self.memory = Memory(average, residual)
 
     def state_dict(self) -> State:
-        """What this rank needs to continue besides the model; all ranks' states together make a checkpoint."""
+        """This rank's state, besides the model. The states of all ranks together make a checkpoint."""
         memory = self.memory.map(Tensor.clone)
         return {
             **self._identity(),
@@ -285,7 +335,7 @@ class VoteState:
         }
 
     def load_state_dict(self, *states: State) -> None:
-        """Continue from the states of all ranks, of a world of any size; a rank that is new has no momentum yet."""
+        """Resume from the states of all ranks. Their number may differ from now; a new rank starts without momentum."""
         if not states:
             raise StateError("no state given; wanted those of all ranks")
         for state in states:
@@ -300,9 +350,9 @@ class VoteState:
         self._begin()
 
     def _load_memory(self, saved: Memory) -> None:
-        for mine, its in zip(self.memory, saved, strict=True):
-            if mine is not None and its is not None:
-                mine.copy_(its)
+        for tensor, its_value in zip(self.memory, saved, strict=True):
+            if tensor is not None and its_value is not None:
+                tensor.copy_(its_value)
 
     def _identity(self) -> State:
         return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}

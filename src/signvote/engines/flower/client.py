@@ -1,8 +1,8 @@
-"""The node's side: a user's model and loss to a ballot.
+"""The node's side: a user's model and loss become a ballot.
 
-A ClientApp lives for one message; `Context.state` lives as long as the SuperNode. So the model, the
-worker's momentum and the last round applied are kept there, and of an ordinary round only the decision
-comes down and only the ballot goes up.
+A ClientApp lives for one message; `Context.state` lives as long as the SuperNode. So the state keeps the model, the
+worker's momentum and the last round applied. In an ordinary round the server sends only the decision, and the node
+sends only its ballot.
 """
 
 from __future__ import annotations
@@ -21,17 +21,22 @@ from signvote.core.worker import Worker
 from signvote.engines.flower.records import (
     BALLOT,
     DECISIONS,
+    INSTRUCTION,
     METRICS,
     MODEL,
     NOTHING,
-    ORDER,
     STATUS,
     to_array,
 )
 from signvote.errors import BallotError, StateError
 
-MINE, AVERAGES = "signvote.worker", "signvote.averages"  # in Context.state, beside MODEL
-LENT = ("average", "residual")  # tensors of a worker's state
+# Keys in Context.state, beside MODEL.
+WORKER = "signvote.worker"
+AVERAGES = "signvote.averages"
+
+TENSORS = ("average", "residual")  # entries of a worker's state that an ArrayRecord holds
+
+Instruction = dict[str, Any]
 
 
 def vote(
@@ -42,78 +47,92 @@ def vote(
     *,
     batch_size: int = 0,
 ) -> Message:
-    """A round of one node: bring the model up to date, compute, answer with a ballot.
+    """One round of one node: bring the model up to date, compute gradients, answer with a ballot.
 
-    With `local_steps=1` the ballot holds the signs of the gradient; with K, those of what K local steps
-    of plain SGD changed, which are then taken back. Randomness is seeded by run, worker and round.
+    With `local_steps=1` the ballot holds the signs of the gradient. With K, the node makes K local steps of plain SGD,
+    votes on the signs of the change, and undoes the steps. Randomness is seeded by run, worker and round.
 
     Args:
-        message: of `SignVote`, as `@app.train()` gets it.
-        context: the node's; its state is written.
-        model: a fresh one of the right shape; its values do not matter, they come from the server.
+        message: from `SignVote`, as `@app.train()` gets it.
+        context: the node's context; its state is written.
+        model: a new model of the right shape; its values come from the server.
         loss: the mean loss over the batch of a step; steps count from 0, over all rounds.
         batch_size: declared to the server, for the rules that use it; 0: not declared.
 
     """
-    order = _order(message)
-    worker = _worker(order, model, batch_size)
+    instruction = _instruction(message)
+    worker = _worker(instruction, model, batch_size)
     if not _catch_up(message, context, worker, model):
         return _answer(message, RecordDict(), NOTHING)
-    round, steps = order["round"], order["local_steps"]
+    round = instruction["round"]
+    local_steps = instruction["local_steps"]
+    steps = range((round - 1) * local_steps, round * local_steps)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed(order))
+        torch.manual_seed(_seed(instruction))
         model.train()
-        mean = _descend(
-            worker.parameters, loss, range((round - 1) * steps, round * steps), order["local_rate"]
-        )
-    content = RecordDict({BALLOT: ArrayRecord({BALLOT: to_array(worker.ballot(round))})})
-    content[METRICS] = MetricRecord({"loss": mean, "num-examples": batch_size * steps})
+        mean_loss = _descend(worker.parameters, loss, steps, instruction["local_rate"])
+    ballot = to_array(worker.ballot(round))
+    metrics = {"loss": mean_loss, "num-examples": batch_size * local_steps}
+    content = RecordDict()
+    content[BALLOT] = ArrayRecord({BALLOT: ballot})
+    content[METRICS] = MetricRecord(metrics)
     _keep(context, worker, model)
     return _answer(message, content, round - 1)
 
 
 def score(
-    message: Message, context: Context, model: nn.Module, metrics: Callable[[], Mapping[str, float]]
+    message: Message,
+    context: Context,
+    model: nn.Module,
+    metrics: Callable[[], Mapping[str, float]],
 ) -> Message:
-    """Bring the model up to date and answer with metrics of it; for `@app.evaluate()`."""
-    order = _order(message)
-    worker = _worker(order, model, 0)
+    """Bring the model up to date and answer with its metrics; for `@app.evaluate()`."""
+    instruction = _instruction(message)
+    worker = _worker(instruction, model, 0)
     if not _catch_up(message, context, worker, model):
         return _answer(message, RecordDict(), NOTHING)
     model.eval()
+    content = RecordDict()
     with torch.no_grad():
-        content = RecordDict({METRICS: MetricRecord(dict(metrics()))})
+        content[METRICS] = MetricRecord(dict(metrics()))
     _keep(context, worker, model)
-    return _answer(message, content, order["round"] - 1)
+    return _answer(message, content, instruction["round"] - 1)
 
 
-def _order(message: Message) -> dict[str, Any]:
-    """What the server asks, and with what settings."""
-    return dict(message.content.config_records[ORDER])
+def _instruction(message: Message) -> Instruction:
+    """The server's request and the settings for it."""
+    return dict(message.content.config_records[INSTRUCTION])
 
 
-def _worker(order: dict[str, Any], model: nn.Module, batch_size: int) -> Worker:
-    encoding = Encoding(**{f.name: order[f.name] for f in fields(Encoding) if f.name in order})
+def _worker(instruction: Instruction, model: nn.Module, batch_size: int) -> Worker:
+    names = [field.name for field in fields(Encoding)]
+    encoding = Encoding(**{name: instruction[name] for name in names if name in instruction})
     return Worker(
         model,
-        order["worker"],
-        run=order["run"],
+        instruction["worker"],
+        run=instruction["run"],
         batch_size=batch_size,
-        decay=order["decay"],
+        decay=instruction["decay"],
         encoding=encoding,
     )
 
 
-def _seed(order: dict[str, Any]) -> int:
-    text = f"{order['run']} {order['worker']} {order['round']}"
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) >> 1
+def _seed(instruction: Instruction) -> int:
+    text = f"{instruction['run']} {instruction['worker']} {instruction['round']}"
+    digest = blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def _descend(
-    parameters: Mapping[str, Tensor], loss: Callable[[int], Tensor], steps: range, rate: float
+    parameters: Mapping[str, Tensor],
+    loss: Callable[[int], Tensor],
+    steps: range,
+    rate: float,
 ) -> float:
-    """Leave the gradient, or what several steps changed, in `.grad`; return the mean loss."""
-    start = {name: p.detach().clone() for name, p in parameters.items()} if len(steps) > 1 else {}
+    """Leave the gradient, or the change over several steps, in `.grad`; return the mean loss."""
+    before: dict[str, Tensor] = {}
+    if len(steps) > 1:
+        before = {name: p.detach().clone() for name, p in parameters.items()}
     total = 0.0
     for step in steps:
         for p in parameters.values():
@@ -121,42 +140,53 @@ def _descend(
         value = loss(step)
         value.backward()  # type: ignore[no-untyped-call]
         total += float(value.detach())
-        with torch.no_grad():
-            for name in start:
-                if (gradient := parameters[name].grad) is not None:
-                    parameters[name].sub_(gradient, alpha=rate)
-    for name, before in start.items():
-        parameters[name].grad = before - parameters[name].detach()
-        parameters[name].data.copy_(before)
+        if before:
+            _sgd_step_(parameters, rate)
+    for name, start in before.items():
+        p = parameters[name]
+        p.grad = start - p.detach()
+        p.data.copy_(start)
     return total / len(steps)
 
 
+@torch.no_grad()
+def _sgd_step_(parameters: Mapping[str, Tensor], rate: float) -> None:
+    for p in parameters.values():
+        if p.grad is not None:
+            p.sub_(p.grad, alpha=rate)
+
+
 def _catch_up(message: Message, context: Context, worker: Worker, model: nn.Module) -> bool:
-    """Make the model the server's; False: what the node has and what it was sent do not add up."""
-    order, sent = _order(message), message.content.array_records
-    remembered = _remember(context, worker)
-    if MODEL in sent:
-        model.load_state_dict(sent[MODEL].to_torch_state_dict())
-        worker.applied_round = order["model_round"]
-    elif remembered:
+    """Bring the model up to the server's last round; False if the node cannot, and needs the whole model."""
+    instruction = _instruction(message)
+    received = message.content.array_records
+    has_state = _load_worker(context, worker)
+    if MODEL in received:
+        model.load_state_dict(received[MODEL].to_torch_state_dict())
+        worker.applied_round = instruction["model_round"]
+    elif has_state:
         model.load_state_dict(context.state.array_records[MODEL].to_torch_state_dict())
     else:
         return False
     try:
-        for round, step in zip(order["decided"], order["steps"], strict=True):
+        for round, step in zip(instruction["decided"], instruction["steps"], strict=True):
             if worker.applied_round is not None and round > worker.applied_round:
-                worker.apply(sent[DECISIONS][str(round)].data, step)
+                decision = received[DECISIONS][str(round)].data
+                worker.apply(decision, step)
     except BallotError:
         return False
-    return worker.applied_round == int(order["round"]) - 1
+    last_round = int(instruction["round"]) - 1
+    return worker.applied_round == last_round
 
 
-def _remember(context: Context, worker: Worker) -> bool:
-    """Load what the worker knew after its last round; False: nothing of this run."""
-    if MINE not in context.state:
+def _load_worker(context: Context, worker: Worker) -> bool:
+    """Load the worker's state after its last round; False if the node has none of this run."""
+    if WORKER not in context.state:
         return False
-    averages = context.state.array_records[AVERAGES].to_torch_state_dict()
-    state = dict(context.state.config_records[MINE]) | {name: averages.get(name) for name in LENT}
+    tensors = context.state.array_records[AVERAGES].to_torch_state_dict()
+    state: dict[str, Any] = dict(context.state.config_records[WORKER])
+    for name in TENSORS:
+        state[name] = tensors.get(name)
     try:
         worker.load_state_dict(state)
     except StateError:
@@ -166,10 +196,11 @@ def _remember(context: Context, worker: Worker) -> bool:
 
 def _keep(context: Context, worker: Worker, model: nn.Module) -> None:
     state = worker.state_dict()
-    tensors = {name: state.pop(name) for name in LENT}
+    tensors = {name: state.pop(name) for name in TENSORS}
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     context.state[MODEL] = ArrayRecord(model.state_dict())
-    context.state[AVERAGES] = ArrayRecord({k: v for k, v in tensors.items() if v is not None})
-    context.state[MINE] = ConfigRecord(state)
+    context.state[AVERAGES] = ArrayRecord(present)
+    context.state[WORKER] = ConfigRecord(state)
 
 
 def _answer(message: Message, content: RecordDict, applied: int) -> Message:

@@ -1,9 +1,9 @@
-"""What travels between server and node: plain records of a Flower message, nothing pickled.
+"""The records of a Flower message between server and node. Nothing is pickled.
 
 down    "signvote"   ConfigRecord   round, worker, the settings of worker and vote, the steps of the decisions
-        "decisions"  ArrayRecord    round -> the packed decision, those that the node lacks; or
+        "decisions"  ArrayRecord    round -> the packed decision, for each round that the node lacks; or
         "model"      ArrayRecord    the whole model after round `model_round`, where that is smaller
-        "config"     ConfigRecord   the user's own
+        "config"     ConfigRecord   the user's own settings
 up      "signvote"   ConfigRecord   applied: the last round in the node's model, -1: send me the model
         "ballot"     ArrayRecord    the packed ballot
         "metrics"    MetricRecord   loss, num-examples
@@ -13,30 +13,46 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-ORDER, DECISIONS, MODEL, CONFIG = "signvote", "decisions", "model", "config"
-STATUS, BALLOT, METRICS = "signvote", "ballot", "metrics"
-STYPE = "signvote.ballot"  # how an Array with packed votes says that it is no numpy array
-NOTHING = -1  # the `applied` of a node that needs the whole model
+# Keys of a message from the server.
+INSTRUCTION = "signvote"
+DECISIONS = "decisions"
+MODEL = "model"
+CONFIG = "config"
+
+# Keys of a reply from a node.
+STATUS = "signvote"
+BALLOT = "ballot"
+METRICS = "metrics"
+
+STYPE = "signvote.ballot"  # marks an Array of packed votes, which numpy cannot read
+NOTHING = -1  # `applied` of a node that needs the whole model
 
 
 def to_array(message: bytes) -> Array:
-    """A ballot or decision as Flower carries it: the very bytes."""
+    """Wrap the bytes of a ballot or decision, unchanged, as Flower's Array."""
     return Array("uint8", (len(message),), STYPE, message)
 
 
 def ballot_in(content: RecordDict) -> bytes | None:
-    """The ballot in a reply, unread; None: there is none."""
-    array = content.array_records.get(BALLOT, ArrayRecord()).get(BALLOT)
+    """The ballot in a reply, not parsed; None if the reply has no ballot."""
+    record = content.array_records.get(BALLOT, ArrayRecord())
+    array = record.get(BALLOT)
     return None if array is None else array.data
 
 
 def applied_in(content: RecordDict) -> int:
-    """The last round that a node says its model has."""
-    applied = content.config_records.get(STATUS, ConfigRecord()).get("applied")
+    """The last round in the node's model, as the node reports it."""
+    record = content.config_records.get(STATUS, ConfigRecord())
+    applied = record.get("applied")
     return applied if isinstance(applied, int) else NOTHING
 
 
-def loss_in(content: RecordDict) -> float | None:
-    """The loss that a node reports, if it is a number."""
-    loss = content.metric_records.get(METRICS, MetricRecord()).get("loss")
-    return float(loss) if isinstance(loss, int | float) else None
+def metrics_in(content: RecordDict) -> dict[str, float]:
+    """The metrics in a reply that are single numbers."""
+    record = content.metric_records.get(METRICS, MetricRecord())
+    return {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+
+
+def is_vote(content: RecordDict) -> bool:
+    """Whether a reply counts as a vote: a node that asks for the whole model need not send a ballot."""
+    return BALLOT in content or applied_in(content) != NOTHING

@@ -1,16 +1,12 @@
 """The server's side: a Flower Strategy whose rounds are votes.
 
-A round, in order: every connected node is sent what its model lacks; whoever answers before the deadline
-votes; the ballots are decided by `signvote.Server`; the model takes the step; the checkpoint is written.
-
-Workers are numbered in the order in which their nodes first appear (within a round, by node id), and the
-map is part of the checkpoint: trust belongs to a node id, yet ballots, coins and logs carry small numbers,
-the same as in the simulator.
+A round, in order: the server sends every connected node the decisions that its model lacks; the nodes that answer
+before the deadline vote; `signvote.Server` decides; the server applies the step to its model and writes the checkpoint.
+`progress.py` keeps track of the nodes.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -32,56 +28,54 @@ from signvote.core.layout import Layout
 from signvote.core.rule import Rule
 from signvote.core.server import Server
 from signvote.core.worker import apply_decision
+from signvote.engines.flower.logs import log, log_round
+from signvote.engines.flower.progress import Decision, Progress
 from signvote.engines.flower.records import (
-    BALLOT,
     CONFIG,
     DECISIONS,
-    METRICS,
+    INSTRUCTION,
     MODEL,
-    NOTHING,
-    ORDER,
     applied_in,
     ballot_in,
-    loss_in,
+    is_vote,
+    metrics_in,
     to_array,
 )
 from signvote.errors import ConfigError, EngineError, LayoutError
 from signvote.formats import check_state, upgraded
-
-log = logging.getLogger("flwr")  # Flower's own
 
 Step = float | Callable[[int], float]
 VERSION = 1
 
 
 class QuorumError(EngineError):
-    """Too few nodes voted in a round. Nothing of it was kept; the round before is in the checkpoint."""
+    """Too few nodes voted in a round. The round changed nothing; the checkpoint holds the round before."""
 
 
 class SignVote(Strategy):
     """Trains by votes of packed signs: N/8 bytes up and N/8 down per node and round.
 
-    The deadline of a round is the `timeout` of `start`; `num_rounds` counts those in the checkpoint too.
-    After a round `server.report` says what happened, by worker; `nodes[worker]` is the node id.
+    The deadline of a round is the `timeout` of `start`. `num_rounds` includes the rounds in the checkpoint.
+    After a round `server.report` shows what happened, by worker; `nodes[worker]` is the node id.
 
     Args:
         layout: of the model, `Layout.of(model)`.
         rule: a name from `RULES`, or a Rule made for this layout.
         step: size of the step, or a function of the round, from 1.
-        local_steps: K: each node takes K steps before it votes on the sign of what they changed.
-        local_rate: learning rate of those steps.
+        local_steps: K: each node makes K local steps, and votes on the sign of the change.
+        local_rate: learning rate of the local steps.
         momentum: beta of each worker's average before the sign.
         zeros: what a zero sends and decides: "coin" or "abstain".
         run: the run's number, below 2^63; ballots of another run are refused.
         decay: weight decay.
-        feedback: workers add to their next signal what the signs left unsaid.
+        feedback: workers add the residual, the part that the signs left out, to their next signal.
         top: workers vote only on this share of the coordinates.
-        min_nodes: the first round after a start waits for so many nodes, at most until its deadline.
+        min_nodes: the first round after a start waits for this many nodes, at most until its deadline.
         min_ballots: a round with fewer votes is an error.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
-        checkpoint: file that is written after every round and read at the start if it is there.
+        checkpoint: a file, written after every round; `start` resumes from it if it exists.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
-        options: of the rule named.
+        options: keyword arguments of the named rule.
 
     """
 
@@ -106,34 +100,44 @@ class SignVote(Strategy):
         encoding: Encoding | None = None,
         **options: object,
     ) -> None:
-        for name, value, least in (
-            ("local_steps", local_steps, 1),
-            ("min_nodes", min_nodes, 1),
-            ("min_ballots", min_ballots, 1),
-            ("evaluate_every", evaluate_every, 0),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} is {value}; it must be {least} or more")
+        _check_least("local_steps", local_steps, 1)
+        _check_least("min_nodes", min_nodes, 1)
+        _check_least("min_ballots", min_ballots, 1)
+        _check_least("evaluate_every", evaluate_every, 0)
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
         self.server = Server(layout, rule, run=run, zeros=encoding.zeros, **options)
-        self.layout, self.step, self.decay = layout, step, decay
-        self.min_nodes, self.min_ballots = min_nodes, min_ballots
+        self.step = step
+        self.decay = decay
+        self.min_nodes = min_nodes
+        self.min_ballots = min_ballots
         self.evaluate_every = evaluate_every
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        chosen = {name: value for name, value in asdict(encoding).items() if value is not None}
         self.settings: dict[str, Any] = {
-            "run": run, "decay": decay, "local_steps": local_steps, "local_rate": local_rate,
-            **{name: value for name, value in asdict(encoding).items() if value is not None},
-        }  # fmt: skip
-        self.nodes: list[int] = []  # worker -> node id
-        self.applied: dict[int, int] = {}  # node id -> last round in its model, as it says
-        self.decisions: dict[int, tuple[float, bytes]] = {}  # round -> step, message: the last few
+            "run": run,
+            "decay": decay,
+            "local_steps": local_steps,
+            "local_rate": local_rate,
+            **chosen,
+        }
         self.model: dict[str, Tensor] = {}
+        self.progress = Progress()
         self.timeout = math.inf
-        self._asked: list[int] = []
-        self._starting = True
+        self._asked: list[int] = []  # node ids of this round
+        self._is_starting = True
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the model."""
+        return self.server.layout
+
+    @property
+    def nodes(self) -> list[int]:
+        """The node id of each worker."""
+        return self.progress.nodes
 
     @property
     def round(self) -> int:
@@ -152,13 +156,14 @@ class SignVote(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run up to round `num_rounds`, from where this object or its checkpoint is, else from the arrays given."""
+        """Train up to round `num_rounds`: resume from this object or its checkpoint, else start from the arrays."""
         if not self.round:
-            self._take(initial_arrays.to_torch_state_dict())
+            self._load_model(initial_arrays.to_torch_state_dict())
         if not self.round and self.checkpoint is not None and self.checkpoint.exists():
             self.load_state_dict(checkpoint.load(self.checkpoint))
-            log.info("signvote: goes on after round %d of %s", self.round, self.checkpoint)
-        self.timeout, self._starting = timeout, True
+            log.info("signvote: continues after round %d of %s", self.round, self.checkpoint)
+        self.timeout = timeout
+        self._is_starting = True
         done = self.round
         result = super().start(
             grid,
@@ -170,8 +175,7 @@ class SignVote(Strategy):
             evaluate_fn and (lambda t, arrays: evaluate_fn(done + t, arrays)),
         )
         result.arrays = self._arrays()
-        for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-            setattr(result, name, {done + t: value for t, value in getattr(result, name).items()})
+        _shift_rounds(result, done)
         return result
 
     def summary(self) -> None:
@@ -179,14 +183,16 @@ class SignVote(Strategy):
         log.info("\t├──> Rule: %s, %r", self.server.rule.name, self.layout)
         log.info("\t└──> Settings: %s", self.settings)
 
-    def _take(self, model: dict[str, Tensor]) -> None:
-        """Own a copy of the model; only what the layout names is voted on."""
+    def _load_model(self, model: dict[str, Tensor]) -> None:
+        """Copy the model. Workers vote only on the tensors that the layout names."""
         model = {name: tensor.clone() for name, tensor in model.items()}
-        named = [(s.name, model.get(s.name)) for s in self.layout.segments]
-        missing = [name for name, tensor in named if tensor is None]
-        if missing or Layout((n, t) for n, t in named if t is not None) != self.layout:
-            what = f"lack {', '.join(missing)}" if missing else "have other shapes"
-            raise LayoutError(f"the initial arrays {what}; wanted {self.layout!r}")
+        names = [segment.name for segment in self.layout.segments]
+        found = {name: model[name] for name in names if name in model}
+        missing = [name for name in names if name not in model]
+        if missing:
+            raise LayoutError(f"the initial arrays lack {', '.join(missing)}; wanted {self.layout!r}")
+        if Layout(found.items()) != self.layout:
+            raise LayoutError(f"the initial arrays have other shapes; wanted {self.layout!r}")
         self.model = model
 
     def _arrays(self) -> ArrayRecord:
@@ -197,142 +203,147 @@ class SignVote(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A message to every connected node: what it lacks, and whom it votes as."""
+        """A message to every connected node: its worker number, and the decisions that it lacks."""
         self._asked = self._wait_for_nodes(grid)
-        self.nodes += [node for node in self._asked if node not in self.nodes]
+        self.progress.register(self._asked)
         config["server-round"] = self.round + 1
         return [self._message(node, arrays, config, MessageType.TRAIN) for node in self._asked]
 
     def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        """Those connected; the first round after a start waits for more of them."""
-        wanted = max(self.min_nodes, self.min_ballots) if self._starting else self.min_ballots
-        self._starting = False
-        end = time.monotonic() + self.timeout
-        while len(nodes := sorted(grid.get_node_ids())) < wanted and time.monotonic() < end:
+        """The connected nodes. The first round after a start waits for `min_nodes` of them."""
+        wanted = self.min_ballots
+        if self._is_starting:
+            wanted = max(self.min_nodes, self.min_ballots)
+        self._is_starting = False
+        deadline = time.monotonic() + self.timeout
+        nodes = sorted(grid.get_node_ids())
+        while len(nodes) < wanted and time.monotonic() < deadline:
             time.sleep(1)
+            nodes = sorted(grid.get_node_ids())
         return nodes
 
     def _message(self, node: int, arrays: ArrayRecord, config: ConfigRecord, kind: str) -> Message:
-        content, order = RecordDict(), dict(self.settings)
-        order |= {"round": self.round + 1, "worker": self.nodes.index(node), "model_round": self.round}
-        lacking = self._lacking(node)
-        if lacking is None:
+        content = RecordDict()
+        decisions = self.progress.lacking(node, self.round)
+        if decisions is None:
             content[MODEL] = arrays
-            lacking = {}
-        elif lacking:
-            content[DECISIONS] = ArrayRecord({str(t): to_array(d) for t, (_, d) in lacking.items()})
-        order |= {"decided": list(lacking), "steps": [step for step, _ in lacking.values()]}
-        content[ORDER], content[CONFIG] = ConfigRecord(order), config
-        ttl = None if math.isinf(self.timeout) else self.timeout
-        return Message(content, node, kind, group_id=str(self.round + 1), ttl=ttl)
-
-    def _lacking(self, node: int) -> dict[int, tuple[float, bytes]] | None:
-        """The decisions that a node's model lacks; None: it needs the whole model."""
-        rounds = range(self.applied.get(node, self.round) + 1, self.round + 1)
-        if node not in self.applied or any(t not in self.decisions for t in rounds):
-            return None
-        return {t: self.decisions[t] for t in rounds}
+            decisions = {}
+        elif decisions:
+            packed = {str(t): to_array(decision.message) for t, decision in decisions.items()}
+            content[DECISIONS] = ArrayRecord(packed)
+        instruction = {
+            **self.settings,
+            "round": self.round + 1,
+            "worker": self.progress.worker(node),
+            "model_round": self.round,
+            "decided": list(decisions),
+            "steps": [decision.step for decision in decisions.values()],
+        }
+        content[INSTRUCTION] = ConfigRecord(instruction)
+        content[CONFIG] = config
+        return Message(
+            content,
+            node,
+            kind,
+            group_id=str(self.round + 1),
+            ttl=None if math.isinf(self.timeout) else self.timeout,
+        )
 
     # ---- up --------------------------------------------------------------------------------------
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decide the round by the ballots that came."""
+        """Decide the round by the ballots that arrived."""
         t = self.round + 1
         answers = self._answers(t, replies)
-        ballots = [(w, ballot_in(c)) for w, c in answers if BALLOT in c or applied_in(c) != NOTHING]
-        admitted = self.server.admit(t, ballots)  # type: ignore[arg-type]  # what is no bytes is refused
+        ballots = [(worker, ballot_in(content)) for worker, content in answers if is_vote(content)]
+        admitted = self.server.admit(t, ballots)  # type: ignore[arg-type]  # a ballot of None is refused
         voters = {ballot.worker for ballot in admitted.voters}
         if len(voters) < self.min_ballots:
-            raise QuorumError(
-                f"round {t}: {len(voters)} of {len(self._asked)} nodes voted, min_ballots is {self.min_ballots};"
-                f" round {t - 1} is {'in ' + str(self.checkpoint) if self.checkpoint else 'the last complete one'}"
-            )
+            raise self._no_quorum(t, len(voters))
         decision = self.server.decide(t, admitted)
         self._apply(t, decision)
-        self._report(t, answers)
+        log_round(t, self.server.report, self.nodes, self._silent(answers))
         if self.checkpoint is not None:
             checkpoint.save(self.checkpoint, self.state_dict())
-        losses = [loss for worker, c in answers if worker in voters and (loss := loss_in(c)) is not None]
-        metrics: dict[str, Any] = {"ballots": len(voters), "refused": len(self.server.report.refused)}
+        reported = [metrics_in(content) for worker, content in answers if worker in voters]
+        losses = [metrics["loss"] for metrics in reported if "loss" in metrics]
+        summary: dict[str, Any] = {
+            "ballots": len(voters),
+            "refused": len(self.server.report.refused),
+        }
         if losses:
-            metrics["loss"] = sum(losses) / len(losses)
-        return self._arrays(), MetricRecord(metrics)
+            summary["loss"] = sum(losses) / len(losses)
+        return self._arrays(), MetricRecord(summary)
+
+    def _no_quorum(self, t: int, voters: int) -> QuorumError:
+        kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
+        return QuorumError(
+            f"round {t}: {voters} of {len(self._asked)} nodes voted, min_ballots is {self.min_ballots};"
+            f" round {t - 1} is {kept}"
+        )
 
     def _answers(self, t: int, replies: Iterable[Message]) -> list[tuple[int, RecordDict]]:
-        """(worker, content) of those that answered; what they have applied is noted."""
-        found = []
+        """(worker, content) of the nodes that answered. Records the last round in each node's model."""
+        asked = set(self._asked)
+        answers = []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if node not in self._asked:
-                continue  # the SuperLink's own word on a message that nobody answered in time
+            if node not in asked:
+                continue  # the SuperLink reports a message that was not answered in time
             if reply.has_error():
                 log.warning("signvote: round %d: error from node %d: %s", t, node, reply.error.reason)
-            else:
-                found.append((self.nodes.index(node), reply.content))
-                self._note_applied(t, node, applied_in(reply.content))
-        return found
+                continue
+            answers.append((self.progress.worker(node), reply.content))
+            self._note_applied(t, node, applied_in(reply.content))
+        return answers
 
     def _note_applied(self, t: int, node: int, applied: int) -> None:
         if 0 <= applied <= self.round:
-            self.applied[node] = applied
+            self.progress.set_applied(node, applied)
         else:
             log.info("signvote: round %d: node %d asks for the whole model", t, node)
-            self.applied.pop(node, None)
+            self.progress.forget_applied(node)
 
-    def _apply(self, t: int, decision: bytes) -> None:
+    def _apply(self, t: int, message: bytes) -> None:
         step = float(self.step(t) if callable(self.step) else self.step)
-        signed = parse(decision, layout=self.layout, run=self.server.run, round=t, worker=SERVER)
-        apply_decision(self.model, signed, step, self.decay)
-        self.decisions[t] = step, decision
-        whole = sum(tensor.nbytes for tensor in self.model.values())
-        while sum(len(message) for _, message in self.decisions.values()) > whole:
-            del self.decisions[min(self.decisions)]  # whoever lacks so many is better sent the model
+        decision = parse(message, layout=self.layout, run=self.server.run, round=t, worker=SERVER)
+        apply_decision(self.model, decision, step, self.decay)
+        model_bytes = sum(tensor.nbytes for tensor in self.model.values())
+        self.progress.add(t, Decision(step, message), limit_bytes=model_bytes)
 
-    def _report(self, t: int, answers: list[tuple[int, RecordDict]]) -> None:
-        """One line for each ballot not counted, one for the round."""
-        report = self.server.report
-        for refusal in report.refused:
-            node, why = self.nodes[refusal.worker], (refusal.reason, refusal.message)
-            log.warning(
-                "signvote: round %d: refused node %d (worker %d): %s: %s", t, node, refusal.worker, *why
-            )
-        for worker, why_not in report.abstained.items():
-            log.warning(
-                "signvote: round %d: node %d (worker %d) abstains: %s", t, self.nodes[worker], worker, why_not
-            )
-        silent = {self.nodes.index(node) for node in self._asked} - {worker for worker, _ in answers}
-        log.info(
-            "signvote: round %d: %d voted, %d refused, %d abstained, %d silent%s",
-            t, len(report.voters), len(report.refused), len(report.abstained), len(silent),
-            f" (workers {sorted(silent)})" if silent else "",
-        )  # fmt: skip
+    def _silent(self, answers: list[tuple[int, RecordDict]]) -> list[int]:
+        """The workers that were asked and did not answer."""
+        asked = {self.progress.worker(node) for node in self._asked}
+        answered = {worker for worker, _ in answers}
+        return sorted(asked - answered)
 
     # ---- evaluation on the nodes -----------------------------------------------------------------
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the nodes that have just been asked to vote, every `evaluate_every` rounds."""
+        """Every `evaluate_every` rounds, ask the nodes that were asked to vote in this round."""
         if not self.evaluate_every or self.round % self.evaluate_every:
             return []
         config["server-round"] = self.round
         return [self._message(node, arrays, config, MessageType.EVALUATE) for node in self._asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The plain mean of each metric over the nodes that gave it as a number."""
+        """The plain mean of each metric over the nodes that report it as a number."""
         values: dict[str, list[float]] = {}
         for _, content in self._answers(self.round, replies):
-            for name, value in content.metric_records.get(METRICS, MetricRecord()).items():
-                if isinstance(value, int | float):
-                    values.setdefault(name, []).append(float(value))
-        return MetricRecord({name: sum(v) / len(v) for name, v in values.items()}) if values else None
+            for name, value in metrics_in(content).items():
+                values.setdefault(name, []).append(value)
+        if not values:
+            return None
+        return MetricRecord({name: sum(each) / len(each) for name, each in values.items()})
 
-    # ---- stopping and going on -------------------------------------------------------------------
+    # ---- stopping and resuming -------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds: the model, the server's trust, which worker is which node."""
+        """The content of a checkpoint: the model, the server's trust, the node id of each worker."""
         return {
             "kind": "flower",
             "version": VERSION,
@@ -342,10 +353,21 @@ class SignVote(Strategy):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the nodes are sent the whole model in the next round."""
+        """Resume from a state. The next round sends every node the whole model."""
         check_state(state, kind="flower")
         state = upgraded(state, "the checkpoint", VERSION)
         self.server.load_state_dict(state["server"])
-        self._take(state["model"])
-        self.nodes = list(state["nodes"])
-        self.applied, self.decisions = {}, {}
+        self._load_model(state["model"])
+        self.progress = Progress(state["nodes"])
+
+
+def _check_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} is {value}; it must be {least} or more")
+
+
+def _shift_rounds(result: Result, done: int) -> None:
+    """Count the rounds of a result from the start of training: Flower counts from this call of `start`."""
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        by_round = getattr(result, name)
+        setattr(result, name, {done + t: value for t, value in by_round.items()})

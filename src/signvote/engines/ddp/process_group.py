@@ -1,4 +1,4 @@
-"""Collectives whose errors say what is known of every rank."""
+"""A process group of our own. Its errors report what is known about every rank."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from signvote.errors import ConfigError, EngineError
 
-GRACE = 5.0  # seconds that the other ranks have to report themselves alive
+GRACE = 5.0  # seconds in which the other ranks can report that they are alive
 
 
-class Meeting:
-    """A group of ranks for us alone, so that nobody else's collectives come between ours.
+class ProcessGroup:
+    """The ranks that vote, in a group of their own, so that other collectives cannot come between ours.
 
     Args:
-        group: whose ranks; None: all.
-        device: where the gradients are.
-        timeout: seconds that a rank is waited for.
+        group: the group of the same ranks; None: all ranks.
+        device: the device of the gradients.
+        timeout: seconds to wait for a rank.
 
     """
 
@@ -33,28 +33,27 @@ class Meeting:
             raise ConfigError("torch.distributed is not ready; call init_process_group before (see torchrun)")
         if not timeout > 0:
             raise ConfigError(f"timeout is {timeout}; it must be above 0 seconds")
-        self.timeout, self.ranks = timeout, dist.get_process_group_ranks(group or dist.group.WORLD)
-        wait = timedelta(seconds=timeout)
-        if group is None:
-            self.group = dist.new_group(timeout=wait)
-        else:
-            self.group = dist.new_group(self.ranks, timeout=wait, use_local_synchronization=True)
-        self.rank, self.world = dist.get_rank(self.group), len(self.ranks)
-        over_nccl = device.type == "cuda" and "nccl" in dist.get_backend(self.group)
-        self.device = device if over_nccl else torch.device("cpu")  # where what is sent must be
-        self.stage = "the first round"  # for errors
+        self.timeout = timeout
+        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+        self._group = _new_group(None if group is None else self.ranks, timeout)
+        self.rank = dist.get_rank(self._group)
+        self.world = len(self.ranks)
+        uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend(self._group)
+        self.device = device if uses_nccl else torch.device("cpu")  # of all tensors that are sent
+        self.stage = "the first round"  # named in errors
 
     def all_gather(self, mine: Tensor) -> Tensor:
-        """What everybody has, stacked by rank."""
-        everybody = torch.empty(self.world, *mine.shape, dtype=mine.dtype, device=mine.device)
+        """The tensors of all ranks, stacked by rank."""
+        gathered = torch.empty(self.world, *mine.shape, dtype=mine.dtype, device=mine.device)
+        rows = list(gathered.unbind(0))
         with self._named():
-            dist.all_gather(list(everybody.unbind(0)), mine, group=self.group)
-        return everybody
+            dist.all_gather(rows, mine, group=self._group)
+        return gathered
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
-        """Row r goes to rank r; row r comes from rank r."""
+        """Send row r to rank r; receive row r from rank r."""
         with self._named():
-            dist.all_to_all_single(received, sent, group=self.group)
+            dist.all_to_all_single(received, sent, group=self._group)
 
     @contextmanager
     def _named(self) -> Iterator[None]:
@@ -64,7 +63,7 @@ class Meeting:
             raise EngineError(self._account(_plain(str(error)))) from error
 
     def _account(self, error: str) -> str:
-        """Describe a failed exchange by what is known: the error, the ranks alive, the ranks not heard from.
+        """Describe a failed exchange: the error, the ranks that are alive, the ranks without a report.
 
         Every rank that is alive gets an error too, and reports it in the store. A rank that has not reported
         is not called dead: it may still be computing.
@@ -74,17 +73,19 @@ class Meeting:
             reports = self._reports(error)
         except RuntimeError:
             return f"{failed}. The store cannot be reached: the process that keeps it is gone"
-        silent = [r for r in range(self.world) if r not in reports]
-        others = "; ".join(
+        alive = [
             f"rank {self.ranks[r]} is alive and reports: {text}"
             for r, text in reports.items()
             if r != self.rank
-        )
-        parts = [failed, others]
+        ]
+        silent = [str(self.ranks[r]) for r in range(self.world) if r not in reports]
+        sentences = [failed]
+        if alive:
+            sentences.append("; ".join(alive))
         if silent:
-            names = ", ".join(str(self.ranks[r]) for r in silent)
-            parts.append(f"no report from rank {names}: dead, cut off, or still computing")
-        return ". ".join(part for part in parts if part)
+            names = ", ".join(silent)
+            sentences.append(f"no report from rank {names}: dead, cut off, or still computing")
+        return ". ".join(sentences)
 
     def _reports(self, error: str) -> dict[int, str]:
         """Report this rank's error, and wait a while for the reports of the others: rank -> its error."""
@@ -102,7 +103,19 @@ class Meeting:
         return {r: store.get(keys[r]).decode() for r in reported}
 
 
+def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:
+    """A new group of these ranks, each of which calls this; None: all ranks."""
+    wait = timedelta(seconds=timeout)
+    group: dist.ProcessGroup
+    if ranks is None:
+        group = dist.new_group(timeout=wait)
+    else:
+        group = dist.new_group(ranks, timeout=wait, use_local_synchronization=True)
+    return group
+
+
 def _plain(error: str) -> str:
     """Gloo's error without its source file and its advice: `Connection closed by peer [10.0.0.7]:29500`."""
     text = re.sub(r"^\[\S+:\d+\] ", "", error.strip())
-    return text.partition(". This is typically caused by")[0].rstrip(".")
+    before_advice, _, _ = text.partition(". This is typically caused by")
+    return before_advice.rstrip(".")
