@@ -6,7 +6,7 @@ Everything that lists settings follows from these fields:
     cli/flags.py      a flag for each, with its text as help
     sim/compare.py    the name of a run's folder
     results/table.py  the columns of results.csv
-    report/groups.py  which runs may be compared with each other
+    report/finals.py  which experiments may be compared with each other
 
 This module imports no torch, so that results can be read without it.
 """
