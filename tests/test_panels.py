@@ -13,13 +13,11 @@ from signvote.report.experiments import experiments_of
 from signvote.report.marks import COLORS, DASHES, marks_of
 from signvote.report.measures import band
 from signvote.report.panels import Fall, apart, arranged, lowest
-from signvote.results import pack
+from signvote.results import Result, Results, pack
 from tests.test_report import (
     BROWSER,
     TRY,
     N,
-    Results,
-    Run,
     made_up_comparison,
     made_up_run,
     results_of,
@@ -38,7 +36,7 @@ def the_papers_figure(seeds: int = 2) -> Results:
     return results_of(*runs)
 
 
-def with_accuracy(*values: float | None, **settings: Any) -> Run:
+def with_accuracy(*values: float | None, **settings: Any) -> Result:
     run = made_up_run(**settings)
     at = list(range(0, 10 * len(values), 10))
     return run | {"evaluations": {"round": at, "accuracy": list(values), "loss": [1.0] * len(at)}}

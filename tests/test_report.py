@@ -18,9 +18,7 @@ from signvote.report import figure, page, table
 from signvote.report.experiments import experiments_of
 from signvote.report.marks import COLORS, marks_of
 from signvote.report.trust import MOST_ROWS, sentence, workers_of
-
-Results = dict[str, Any]
-Run = dict[str, Any]
+from signvote.results import Result, Results
 
 N = 582_026
 MODES = {1: [64] * 15, 2: [4] * 9 + [154] * 6, 3: [4] * 12 + [304] * 3, 4: [4] * 14 + [904]}
@@ -29,7 +27,7 @@ HEIGHT = {"majority": 0.13, "it-signsgd": 0.08, "pooled": 0.02}  # accuracy lost
 
 def made_up_run(
     rule: str = "pooled", mode: int | None = 4, seed: int = 0, rounds: int = 300, **settings: Any
-) -> Run:
+) -> Result:
     """A run as `signvote compare` would write it; the curve is invented."""
     sizes = settings.pop("batch_sizes", MODES.get(mode or 0, [4, 8, 16]))
     status = settings.pop("status", "done")
@@ -63,7 +61,7 @@ def made_up_run(
     }  # fmt: skip
 
 
-def results_of(*runs: Run) -> Results:
+def results_of(*runs: Result) -> Results:
     return {"format": 1, "command": "signvote compare --task mnist-10k", "runs": list(runs)}
 
 
@@ -72,7 +70,7 @@ def made_up_comparison(modes: tuple[int, ...] = (1, 2, 3, 4), seeds: int = 3) ->
     return results_of(*(made_up_run(r, m, s) for m in modes for r in rules for s in range(seeds)))
 
 
-def attacked() -> Run:
+def attacked() -> Result:
     """Workers 0 and 1 invert their signs; worker 14 has the large batch."""
     run = made_up_run(attack="invert:2")
     for row, p in zip(run["trust"]["weight"], run["trust"]["crossover"], strict=True):
@@ -81,7 +79,7 @@ def attacked() -> Run:
     return run
 
 
-def diverged() -> Run:
+def diverged() -> Result:
     run = made_up_run()
     run["evaluations"]["loss"][:4] = [math.nan, None, 0.0, math.inf]
     return run | {"sign_error": {"round": [10, 20], "error": [0.4, 0.3]}}
@@ -170,7 +168,7 @@ def test_a_figure_is_png_or_svg(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def with_final(accuracy: float, **settings: Any) -> Run:
+def with_final(accuracy: float, **settings: Any) -> Result:
     run = made_up_run(**settings)
     run["evaluations"]["accuracy"][-1] = accuracy
     return run

@@ -294,7 +294,7 @@ def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.load(out / "checkpoint.safetensors")["round"] == 5
     again = command(*arguments)
     assert again.returncode == 2
-    assert "holds a run already; add --resume to go on" in again.stderr
+    assert "holds a run already; add --resume to continue it" in again.stderr
 
 
 @pytest.mark.slow
