@@ -19,7 +19,7 @@ from statistics import fmean
 
 from signvote.report.experiments import Experiment, experiments_of
 from signvote.report.labels import unique
-from signvote.report.measures import finite_accuracies, spread_of, spread_text
+from signvote.report.measures import finite_accuracies, mean_text, spread_of
 from signvote.results import Results, read
 from signvote.settings import conditions
 
@@ -206,8 +206,7 @@ def _sizes(experiment: Experiment) -> list[str]:
 
 def _points(values: Sequence[float], sign: str = "") -> str:
     """Mean and spread in percent or points."""
-    mean = 100 * fmean(values)
-    return f"{mean:{sign}.2f}{spread_text(spread_of(values))}"
+    return mean_text(fmean(values), spread_of(values), sign)
 
 
 def main() -> None:

@@ -81,8 +81,8 @@ class Experiment:
 
     def machine(self) -> str:
         """The machines that computed its runs; empty if the runs did not record it."""
-        labels = unique(machine_label(run["machine"]) for run in self.runs)
-        return "; ".join(label for label in labels if label)
+        labels = [machine_label(run["machine"]) for run in self.runs]
+        return "; ".join(unique(filter(None, labels)))
 
     def curve(self, metric: str) -> Curve:
         """The metric at the rounds that every seed measured; empty if it was not recorded."""
@@ -95,7 +95,12 @@ class Experiment:
     def final_by_seed(self) -> dict[int, float]:
         """Accuracy of each seed at the last round that all of them reached."""
         last = self.last_round()
-        return {run["config"]["seed"]: measured(run, "accuracy")[last] for run in self.runs}
+        accuracies = {}
+        for run in self.runs:
+            seed = run["config"]["seed"]
+            by_round = measured(run, "accuracy")
+            accuracies[seed] = by_round[last]
+        return accuracies
 
     def bytes_per_worker(self, key: str) -> float | None:
         """Mean bytes per worker and round in which it voted; `key` is `bytes_up` or `bytes_down`."""
@@ -111,21 +116,26 @@ class Experiment:
 
     def seconds_per_round(self) -> dict[str, float]:
         """Mean seconds of a round by phase. If the runs recorded a total, `rest` is what no phase covers."""
-        rounds = sum(len(unpack(run["bytes_up"])) for run in self.runs)
-        if not rounds:
-            return {}
+        rounds = 0
         by_phase: dict[str, float] = defaultdict(float)
         for run in self.runs:
+            rounds += len(unpack(run["bytes_up"]))
             for phase, seconds in run["seconds"].items():
                 by_phase[phase] += seconds
+        if not rounds:
+            return {}
         if "total" in by_phase:
             total = by_phase.pop("total")
-            by_phase["rest"] = max(0.0, total - sum(by_phase.values()))
+            known = sum(by_phase.values())
+            by_phase["rest"] = max(0.0, total - known)
         return {phase: seconds / rounds for phase, seconds in by_phase.items()}
 
     def _total(self, key: str) -> int:
         """Sum over all rounds of all runs."""
-        return sum(sum(unpack(run[key])) for run in self.runs)
+        total = 0
+        for run in self.runs:
+            total += sum(unpack(run[key]))
+        return total
 
     def _joined(self, *names: str) -> str:
         """These settings in words, without those at their default."""
@@ -137,7 +147,8 @@ class Experiment:
             "split": "" if split == "shared" else f"split {split}",
             "detail": self.detail,
         }
-        return " · ".join(words[name] for name in names if words[name])
+        asked_for = [words[name] for name in names]
+        return " · ".join(filter(None, asked_for))
 
     def _filled_in(self, key: str, text: str) -> str:
         value = self.settings.get(key)
@@ -166,17 +177,20 @@ def batch_order(experiments: Iterable[Experiment]) -> list[str]:
     keys = set()
     for experiment in experiments:
         mode = experiment.settings.get("mode")
-        keys.add((mode is None, mode or 0, experiment.batches))
+        if mode is None:
+            keys.add((1, 0, experiment.batches))
+        else:
+            keys.add((0, mode, experiment.batches))
     return [label for *_, label in sorted(keys)]
 
 
 def machines_of(experiments: Iterable[Experiment]) -> str:
     """A sentence that names the machines of all experiments; empty if none was recorded."""
-    machines = unique(experiment.machine() for experiment in experiments)
-    known = [machine for machine in machines if machine]
+    machines = [experiment.machine() for experiment in experiments]
+    known = "; ".join(unique(filter(None, machines)))
     if not known:
         return ""
-    return f" Ran on {'; '.join(known)}."
+    return f" Ran on {known}."
 
 
 def _checked(results: Results) -> list[Result]:
@@ -191,7 +205,8 @@ def _check(i: int, run: Result) -> None:
     missing = [key for key in RESULT_KEYS if key not in run]
     missing += [f"config.{key}" for key in SETTING_KEYS if key not in settings]
     if missing:
-        raise ConfigError(f"run {i} of the results lacks {', '.join(missing)}; was the file edited?")
+        names = ", ".join(missing)
+        raise ConfigError(f"run {i} of the results lacks {names}; was the file edited?")
     lengths = {name: len(values) for name, values in run["evaluations"].items()}
     if len(set(lengths.values())) > 1:
         raise ConfigError(f"run {i} of the results has evaluations of unequal lengths: {lengths}")
@@ -233,7 +248,8 @@ def _detail(experiment: Experiment, namesakes: list[Experiment]) -> str:
     labels = []
     for key in keys:
         mine = experiment.settings.get(key)
-        differs = any(other.settings.get(key) != mine for other in namesakes)
+        values = [other.settings.get(key) for other in namesakes]
+        differs = any(value != mine for value in values)
         if differs and key != "workers":  # the batch sizes show their number
             labels.append(setting_label(key, mine))
-    return ", ".join(label for label in labels if label)
+    return ", ".join(filter(None, labels))

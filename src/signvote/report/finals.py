@@ -11,11 +11,12 @@ from typing import Any
 
 from signvote.report.experiments import Experiment, batch_order, experiments_of
 from signvote.report.labels import unique
-from signvote.report.measures import spread_of, spread_text
+from signvote.report.measures import mean_text, spread_of
 from signvote.results import Results
 from signvote.settings import conditions
 
 BASELINE = "majority"  # the rule that the others are compared with
+SETTINGS = ("task", "recipe", "attack", "split", "detail")  # of a row, other than rule and batches
 Row = dict[str, Any]
 
 
@@ -39,7 +40,9 @@ def table(results: Results, baseline: str = BASELINE) -> list[Row]:
         row = _row(experiment)
         row["best"] = _is_best(experiment, rivals)
         row |= _lead(experiment, rivals, baseline)
-        place = (panels.index(experiment.panel), batches.index(experiment.batches), -row["accuracy"])
+        panel = panels.index(experiment.panel)
+        mode = batches.index(experiment.batches)
+        place = (panel, mode, -row["accuracy"])
         keyed.append((place, row))
     keyed.sort(key=lambda pair: pair[0])
     return [row for _, row in keyed]
@@ -53,7 +56,17 @@ def lead_text(row: Row) -> str:
     """
     if row["lead"] is None:
         return ""
-    return f"{100 * row['lead']:+.2f}{spread_text(row['lead_spread'])}"
+    return mean_text(row["lead"], row["lead_spread"], sign="+")
+
+
+def varying_settings(rows: list[Row]) -> list[str]:
+    """The settings, other than rule and batches, in which the rows differ."""
+    varying = []
+    for name in SETTINGS:
+        values = {row[name] for row in rows}
+        if len(values) > 1:
+            varying.append(name)
+    return varying
 
 
 def _accuracy(experiment: Experiment) -> float:

@@ -18,7 +18,8 @@ def batch_label(sizes: Sequence[int]) -> str:
         smallest, _ = counts[0]
         largest, _ = counts[-1]
         return f"{len(sizes)} workers, batch {smallest} to {largest}"
-    return " + ".join(f"{count} x {size}" for size, count in counts)
+    parts = [f"{count} x {size}" for size, count in counts]
+    return " + ".join(parts)
 
 
 def setting_label(key: str, value: Any) -> str:
@@ -32,7 +33,8 @@ def setting_label(key: str, value: Any) -> str:
     if key == "batch_sizes":
         return batch_label(value)
     if isinstance(value, dict):
-        return ", ".join(setting_label(name, inner) for name, inner in value.items())
+        labels = [setting_label(name, inner) for name, inner in value.items()]
+        return ", ".join(labels)
     if value is None or value is False:
         return ""
     if value is True:
@@ -47,7 +49,7 @@ def machine_label(stretches: Sequence[dict[str, Any]]) -> str:
     >>> machine_label(moved)
     'cpu, from round 9 cuda tf32'
     """
-    texts = []
+    texts: list[str] = []
     for stretch in stretches:
         given = (stretch.get("device"), stretch.get("precision"))
         text = " ".join(str(part) for part in given if part)

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from signvote.report.experiments import Experiment, batch_order, experiments_of, machines_of
-from signvote.report.finals import Row, table
+from signvote.report.finals import SETTINGS, Row, table, varying_settings
 from signvote.report.labels import unique
-from signvote.report.measures import spread_text
+from signvote.report.measures import mean_text
 from signvote.results import Results
 
-SETTINGS = ("task", "recipe", "attack", "split", "detail")  # columns, if the rows differ in them
 ESCAPES = {"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "}  # the backslash first
 Line = dict[str, Row]  # the rows of a rule, by batches
 
@@ -22,34 +21,39 @@ def markdown(results: Results) -> str:
     rows = table(results)
     modes = batch_order(experiments)
     titles = {experiment.batches: experiment.full_batches for experiment in experiments}
-    settings = [name for name in SETTINGS if len({row[name] for row in rows}) > 1]
-    words = ["rule", *settings]
-    numbers = [*(titles[mode] for mode in modes), "bytes a vote", "fewer than float32"]
+    words = ["rule", *varying_settings(rows)]
+    numbers = [titles[mode] for mode in modes]
+    numbers += ["bytes a vote", "fewer than float32"]
+    left = ["---"] * len(words)
+    right = ["---:"] * len(numbers)
+    text = [_caption(experiments), ""]
+    text.append(_joined(words + numbers))
+    text.append(_joined(left + right))
     rules = unique(experiment.rule for experiment in experiments)
-    table_lines = [
-        words + numbers,
-        ["---"] * len(words) + ["---:"] * len(numbers),
-        *(_cells(line, words, modes) for line in _lines(rows, rules)),
-    ]
-    return "\n".join([_caption(experiments), "", *map(_joined, table_lines), ""])
+    for line in _lines(rows, rules):
+        text.append(_joined(_cells(line, words, modes)))
+    text.append("")
+    return "\n".join(text)
 
 
 def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:
     """The rows that differ in nothing but their batches, together; by rule."""
     lines: dict[tuple[Any, ...], Line] = {}
     for row in sorted(rows, key=lambda row: rules.index(row["rule"])):
-        settings = tuple(row[name] for name in ("rule", *SETTINGS))
-        line = lines.setdefault(settings, {})
+        settings = tuple(row[name] for name in SETTINGS)
+        line = lines.setdefault((row["rule"], *settings), {})
         line[row["batches"]] = row
     return lines.values()
 
 
 def _caption(experiments: list[Experiment]) -> str:
-    tasks = unique(_plain(experiment.settings["task"]) for experiment in experiments)
-    rounds = unique(str(experiment.last_round()) for experiment in experiments)
+    task_names = [_plain(experiment.settings["task"]) for experiment in experiments]
+    last_rounds = [str(experiment.last_round()) for experiment in experiments]
+    tasks = ", ".join(unique(task_names))
+    rounds = " or ".join(unique(last_rounds))
     seeds = _seeds({len(experiment.runs) for experiment in experiments})
     machines = _plain(machines_of(experiments))
-    return f"{', '.join(tasks)}: test accuracy in % after {' or '.join(rounds)} rounds, {seeds}.{machines}"
+    return f"{tasks}: test accuracy in % after {rounds} rounds, {seeds}.{machines}"
 
 
 def _seeds(numbers: set[int]) -> str:
@@ -58,7 +62,9 @@ def _seeds(numbers: set[int]) -> str:
     most = max(numbers)
     if most == 1:
         return "1 seed"
-    text = f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+    text = f"{most} seeds"
+    if fewest < most:
+        text = f"{fewest} to {text}"
     text += ", mean ± standard deviation"
     if 2 in numbers:
         text += " (of two seeds, their distance)"
@@ -67,19 +73,20 @@ def _seeds(numbers: set[int]) -> str:
 
 def _cells(line: Line, words: list[str], modes: list[str]) -> list[str]:
     any_row = next(iter(line.values()))
-    known = [row for mode in modes if (row := line.get(mode)) and row["bytes_up"] is not None]
-    return [
-        *(_plain(any_row[name]) for name in words),
-        *(_accuracy(line.get(mode)) for mode in modes),
-        _range([row["bytes_up"] for row in known], "{:,.0f}"),
-        _range([row["times_fewer"] for row in known], "{:.1f}"),
-    ]
+    known = [row for row in line.values() if row["bytes_up"] is not None]
+    sizes = [row["bytes_up"] for row in known]
+    ratios = [row["times_fewer"] for row in known]
+    cells = [_plain(any_row[name]) for name in words]
+    cells += [_accuracy(line.get(mode)) for mode in modes]
+    cells.append(_range(sizes, "{:,.0f}"))
+    cells.append(_range(ratios, "{:.1f}"))
+    return cells
 
 
 def _accuracy(row: Row | None) -> str:
     if row is None:
         return ""
-    text = f"{100 * row['accuracy']:.2f}{spread_text(row['spread'])}"
+    text = mean_text(row["accuracy"], row["spread"])
     if row["status"] != "done":
         text += " (interrupted)"
     return text
@@ -89,8 +96,9 @@ def _range(values: list[float], form: str) -> str:
     """One number, or from the lowest to the highest."""
     if not values:
         return ""
-    ends = (min(values), max(values))
-    return " to ".join(unique(form.format(end) for end in ends))
+    lowest = form.format(min(values))
+    highest = form.format(max(values))
+    return " to ".join(unique([lowest, highest]))
 
 
 def _plain(value: object) -> str:

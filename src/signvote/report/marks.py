@@ -23,7 +23,11 @@ DASHES: tuple[Dashes, ...] = (
 )
 FIRST = ("pooled", "it-signsgd", "majority", "robust")  # these rules use the first dashes, in this order
 # Used if every curve has its own color: plain voting is dashed as in the paper, the references are dotted.
-BY_CURVE: dict[str, Dashes] = {"majority": (4.0, 2.0), "oracle": (1.0, 1.5), "sgd": (1.0, 1.5)}
+BY_CURVE: dict[str, Dashes] = {
+    "majority": (4.0, 2.0),
+    "oracle": (1.0, 1.5),
+    "sgd": (1.0, 1.5),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,9 @@ class Marks:
 
     def color(self, experiment: Experiment) -> str:
         """One color per batch mode; one per name if panels separate the modes or there is only one."""
-        return self.colors.get(experiment.batches) or self.colors[self.name(experiment)]
+        if experiment.batches in self.colors:
+            return self.colors[experiment.batches]
+        return self.colors[self.name(experiment)]
 
     def dash(self, experiment: Experiment) -> Dashes:
         """Dash and gap lengths of the line; empty if it is solid."""
@@ -71,13 +77,16 @@ def marks_of(experiments: list[Experiment], *, by_curve: bool = False) -> Marks:
 def _dashes_by_rule(rules: list[str]) -> dict[str, Dashes]:
     known = [rule for rule in FIRST if rule in rules]
     others = [rule for rule in rules if rule not in FIRST]
-    ranked = known + others
-    return {rule: DASHES[ranked.index(rule) % len(DASHES)] for rule in rules}
+    dashes = {}
+    for i, rule in enumerate(known + others):
+        dashes[rule] = DASHES[i % len(DASHES)]
+    return {rule: dashes[rule] for rule in rules}
 
 
 def _by_curve(experiments: list[Experiment]) -> Marks:
     """Colors in turn. Curves of the same color get different dashes, as long as there are any."""
-    recipes = len({experiment.settings.get("recipe") for experiment in experiments}) > 1
+    all_recipes = {experiment.settings.get("recipe") for experiment in experiments}
+    recipes = len(all_recipes) > 1
     rules = {experiment.name(recipe=recipes): experiment.rule for experiment in experiments}
     colors: dict[str, str] = {}
     dashes: dict[str, Dashes] = {}

@@ -21,14 +21,16 @@ class Head:
 def table(heads: Sequence[Head], rows: Iterable[str], kind: str = "") -> str:
     """A table that scrolls by itself if the window is narrow."""
     cells = "".join(map(_head, heads))
-    inside = f"<thead><tr>{cells}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    body = "".join(rows)
+    inside = f"<thead><tr>{cells}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="scroll"><table class="{kind}">{inside}</table></div>'
 
 
 def row(cells: Iterable[str], *, best: bool = False) -> str:
     """A row of a table."""
     kind = "best" if best else ""
-    return f'<tr class="{kind}">{"".join(cells)}</tr>'
+    inside = "".join(cells)
+    return f'<tr class="{kind}">{inside}</tr>'
 
 
 def cell(value: object, kind: str = "", markup: str = "") -> str:
@@ -58,4 +60,5 @@ def _head(head: Head) -> str:
     swatch = ""
     if head.color:
         swatch = f'<span class="phase" style="background:{head.color}"></span>'
-    return f'<th scope="col"{kind}>{swatch}{escape(head.text)}</th>'
+    text = escape(head.text)
+    return f'<th scope="col"{kind}>{swatch}{text}</th>'

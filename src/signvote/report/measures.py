@@ -80,19 +80,28 @@ def band(values: Sequence[float]) -> tuple[float, float]:
     """The shaded range: mean -+ sample standard deviation, cut at the lowest and the highest value."""
     low = min(values)
     high = max(values)
-    if len(values) < 3 or not all(map(math.isfinite, values)):
+    are_numbers = all(map(math.isfinite, values))
+    if len(values) < 3 or not are_numbers:
         return low, high
     mean = fmean(values)
     deviation = stdev(values)
-    return max(low, mean - deviation), min(high, mean + deviation)
+    below = max(low, mean - deviation)
+    above = min(high, mean + deviation)
+    return below, above
 
 
-def spread_text(spread: float | None) -> str:
-    """A spread in points, to follow a mean; empty if there is none.
+def mean_text(mean: float, spread: float | None, sign: str = "") -> str:
+    """A mean and its spread in percent or points.
 
-    >>> spread_text(0.003), spread_text(None)
-    (' ± 0.30', '')
+    >>> mean_text(0.9251, 0.003), mean_text(0.0125, None, sign="+")
+    ('92.51 ± 0.30', '+1.25')
     """
+    percent = 100 * mean
+    return f"{percent:{sign}.2f}{_spread_text(spread)}"
+
+
+def _spread_text(spread: float | None) -> str:
     if spread is None:
         return ""
-    return f" ± {100 * spread:.2f}"
+    percent = 100 * spread
+    return f" ± {percent:.2f}"

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from statistics import median
 
 from signvote.report.experiments import Experiment, batch_order
@@ -40,8 +41,11 @@ class Fall:
     @property
     def text(self) -> str:
         """The label of the mark."""
-        seeds = f" ({self.seeds} of {self.of} seeds)" if self.of > 1 else ""
-        return f"down to {100 * self.accuracy:.0f} %{seeds}"
+        percent = 100 * self.accuracy
+        text = f"down to {percent:.0f} %"
+        if self.of > 1:
+            text += f" ({self.seeds} of {self.of} seeds)"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +60,19 @@ class Panel:
     def fall(self, experiment: Experiment) -> Fall | None:
         """The collapse of an experiment to below the frame; None if there is none."""
         bottom, top = self.frame
-        lows = [low for run in experiment.runs if (low := lowest(run, top))]
-        if not lows:
+        lows = [lowest(run, top) for run in experiment.runs]
+        collapsed = [low for low in lows if low is not None]
+        if not collapsed:
             return None
-        accuracy, round = min(lows)
+        accuracy, round = min(collapsed)
         if accuracy >= bottom:
             return None
-        return Fall(seeds=len(lows), of=len(experiment.runs), round=round, accuracy=accuracy)
+        return Fall(
+            seeds=len(collapsed),
+            of=len(experiment.runs),
+            round=round,
+            accuracy=accuracy,
+        )
 
 
 def arranged(experiments: list[Experiment]) -> tuple[list[Panel], Marks]:
@@ -80,15 +90,17 @@ def lowest(run: Result, top: float) -> tuple[float, int] | None:
 
     A run collapsed if it reached half of `top` and later fell below it, or if it never reached a third of it.
     """
-    by_round = measured(run, "accuracy")
-    points = [(accuracy, t) for t, accuracy in by_round.items() if t and math.isfinite(accuracy)]
+    points = []
+    for t, accuracy in measured(run, "accuracy").items():
+        if t and math.isfinite(accuracy):
+            points.append((accuracy, t))
     if not points:
         return None
-    good = [i for i, (accuracy, _) in enumerate(points) if accuracy >= top / 2]
-    if not good:
+    since_good = list(dropwhile(lambda point: point[0] < top / 2, points))
+    if not since_good:
         highest, _ = max(points)
         return min(points) if highest < top / 3 else None
-    low = min(points[good[0] :])
+    low = min(since_good)
     return low if low[0] < top / 2 else None
 
 
@@ -147,7 +159,9 @@ def _range(experiments: list[Experiment]) -> tuple[float, float]:
     bottom = min(values)
     top = max(values)
     margin = max(LEAST_MARGIN, MARGIN * (top - bottom))
-    return max(0.0, bottom - margin), min(1.0 + LEAST_MARGIN, top + margin)
+    low = max(0.0, bottom - margin)
+    high = min(1.0 + LEAST_MARGIN, top + margin)
+    return low, high
 
 
 def _trained(curve: Curve) -> list[float]:

@@ -80,14 +80,17 @@ def _drawn(experiments: list[Experiment]) -> Figure:
 
 def _height(panels: list[Panel], rows: int, columns: int) -> float:
     panel_inches = WIDE_PANEL_INCHES if columns == 1 else NARROW_PANEL_INCHES
-    return LEGEND_INCHES + panel_inches * rows + FALL_INCHES * _lines_below(panels, columns)
+    lines = _lines_below(panels, columns)
+    return LEGEND_INCHES + panel_inches * rows + FALL_INCHES * lines
 
 
 def _lines_below(panels: list[Panel], columns: int) -> int:
     """The number of lines below the panels that describe falls, summed over the rows of panels."""
     falls = [len(_falls(panel)) for panel in panels]
-    starts = range(0, len(falls), columns)
-    return sum(max(falls[start : start + columns]) for start in starts)
+    lines = 0
+    for start in range(0, len(falls), columns):
+        lines += max(falls[start : start + columns])
+    return lines
 
 
 def _falls(panel: Panel) -> list[tuple[Fall, Experiment]]:
@@ -138,7 +141,8 @@ def _mark_falls(axes: Axes, panel: Panel, marks: Marks) -> None:
     places = apart(rounds, TRIANGLE * right)
     for (fall, experiment), place in zip(falls, places, strict=True):
         name = marks.name(experiment) if marks.by_curve else experiment.label
-        _draw_triangle(axes, place, marks.color(experiment), f"{name}: {fall.text}")
+        label = f"{name}: {fall.text}"
+        _draw_triangle(axes, place, marks.color(experiment), label)
     _describe_triangles(axes)
 
 

@@ -9,19 +9,19 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from signvote.report.finals import BASELINE, Row, lead_text
+from signvote.report.finals import BASELINE, Row, lead_text, varying_settings
 
-SETTINGS = ("task", "recipe", "attack", "split", "detail")
 WORDS = ("batches", "rule")  # columns of text; the others are numbers
 LEAD_WIDTH = 12  # characters: a number and its spread on one line
 
 
 def tables_of(rows: list[Row], baseline: str = BASELINE) -> Iterator[Table]:
     """Final accuracy by rule and batches, with a table for each combination of the other settings."""
-    varying = [name for name in SETTINGS if len({row[name] for row in rows}) > 1]
+    varying = varying_settings(rows)
 
     def settings(row: Row) -> str:
-        return ", ".join(str(row[name]) for name in varying if row[name])
+        values = [row[name] for name in varying]
+        return ", ".join(str(value) for value in values if value)
 
     for words, members in groupby(rows, key=settings):
         title = "Test accuracy at the end"
@@ -76,4 +76,6 @@ def _accuracy(row: Row) -> str:
 def _sizes(row: Row) -> tuple[str, str]:
     if row["bytes_up"] is None:
         return "", ""
-    return f"{row['bytes_up']:,.0f}", f"{row['times_fewer']:.1f} x"
+    size = f"{row['bytes_up']:,.0f}"
+    fewer = f"{row['times_fewer']:.1f} x"
+    return size, fewer

@@ -54,7 +54,8 @@ def workers_of(run: Result) -> list[WorkerTrust]:
     """The workers by batch size, smallest first; empty if all have the same weight in every round."""
     trust = run.get("trust", {})
     by_round = [_shares(weights) for weights in trust.get("weight", ())]
-    if all(max(shares) - min(shares) < 1e-9 for shares in by_round):
+    differences = [max(shares) - min(shares) for shares in by_round]
+    if all(difference < 1e-9 for difference in differences):
         return []
     sizes = run["config"]["batch_sizes"]
     workers = []
@@ -102,7 +103,9 @@ def section(experiments: list[Experiment]) -> str:
     if equal:
         rules = escape(", ".join(unique(equal)))
         note = f"<p>All workers have the same weight in: {rules}.</p>"
-    return f'{_reasons(experiments)}<div class="strips">{"".join(blocks)}</div>{note}'
+    reasons = _reasons(experiments)
+    strips = "".join(blocks)
+    return f'{reasons}<div class="strips">{strips}</div>{note}'
 
 
 def _shares(weights: Sequence[float | None]) -> list[float]:
@@ -123,9 +126,11 @@ def _last_crossover(trust: dict[str, Any], i: int) -> float | None:
 
 
 def _reasons(experiments: list[Experiment]) -> str:
-    rules = unique(experiment.rule for experiment in experiments)
-    items = [f"<li><b>{rule}</b>: {WHY[rule]}</li>" for rule in rules if rule in WHY]
-    return f"<ul>{''.join(items)}</ul>"
+    text = ""
+    for rule in unique(experiment.rule for experiment in experiments):
+        if rule in WHY:
+            text += f"<li><b>{rule}</b>: {WHY[rule]}</li>"
+    return f"<ul>{text}</ul>"
 
 
 def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
@@ -136,9 +141,11 @@ def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
     majority = ""
     if top.share > 0.5 and len(others) > 1:
         majority = ", more than all others together"
+    share = _percent(top.share)
+    middle = _percent(median(others))
     return (
-        f"Largest weight: {top.name}{overruled} with {_percent(top.share)} of all weight{majority}."
-        f" The median of the others is {_percent(median(others))}."
+        f"Largest weight: {top.name}{overruled} with {share} of all weight{majority}."
+        f" The median of the others is {middle}."
     )
 
 
@@ -161,18 +168,21 @@ def _inverted(workers: list[WorkerTrust]) -> str:
 
 def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
     run = experiment.runs[0]
-    seed = escape(str(run["config"]["seed"]))
+    seed = run["config"]["seed"]
+    label = escape(experiment.label)
+    small = escape(f"{experiment.panel}, seed {seed}")
+    words = escape(sentence(workers))
     rounds = [int(t) for t in run["trust"]["round"]]
     columns = _columns(len(rounds))
     largest = max(abs(share) for worker in workers for share in worker.shares)
     strips = [_strip(worker, rounds, columns, largest) for worker in _shown(workers)]
+    body = "".join(strips) + _hidden(workers)
     first = rounds[columns[0]]
     return (
-        f"<article><h3>{escape(experiment.label)} <small>{escape(experiment.panel)}, seed {seed}</small></h3>"
-        f"<p>{escape(sentence(workers))}</p>"
+        f"<article><h3>{label} <small>{small}</small></h3><p>{words}</p>"
         '<div class="strip head"><span>worker</span>'
         f'<span class="rounds"><span>round {first}</span><span>{rounds[-1]}</span></span>'
-        f"<span>weight</span><span>overruled</span></div>{''.join(strips)}{_hidden(workers)}</article>"
+        f"<span>weight</span><span>overruled</span></div>{body}</article>"
     )
 
 
@@ -201,21 +211,27 @@ def _hidden(workers: list[WorkerTrust]) -> str:
 
 
 def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: float) -> str:
-    cells = [_cell(worker, x, rounds[i], worker.shares[i], largest) for x, i in enumerate(columns)]
+    cells = ""
+    for x, i in enumerate(columns):
+        share = worker.shares[i]
+        title = f"{worker.name}, round {rounds[i]}: {_percent(share)} of all weight"
+        cells += _cell(x, share / largest, title)
+    name = escape(worker.name)
     overruled = "" if worker.overruled is None else _percent(worker.overruled)
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small></span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
-        f'aria-label="weight of {escape(worker.name)} over time">{"".join(cells)}</svg>'
+        f'aria-label="weight of {name} over time">{cells}</svg>'
         f"<span>{_percent(worker.share)}</span><span>{overruled}</span></div>"
     )
 
 
-def _cell(worker: WorkerTrust, x: int, round: int, share: float, largest: float) -> str:
-    kind = "inverted" if share < 0 else "trusted"
-    title = f"{worker.name}, round {round}: {_percent(share)} of all weight"
+def _cell(x: int, strength: float, title: str) -> str:
+    """A rectangle of the strip; `strength` is -1 to 1."""
+    kind = "inverted" if strength < 0 else "trusted"
+    opacity = f"{abs(strength):.3f}"
     return (
-        f'<rect x="{x}" width="1" height="1" class="{kind}" fill-opacity="{abs(share) / largest:.3f}">'
+        f'<rect x="{x}" width="1" height="1" class="{kind}" fill-opacity="{opacity}">'
         f"<title>{escape(title)}</title></rect>"
     )
 

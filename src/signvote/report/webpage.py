@@ -121,7 +121,11 @@ def _points(curve: Curve) -> dict[str, list[Any]]:
 
 
 def _finite(values: Iterable[float]) -> list[float | None]:
-    return [round(value, DIGITS) if math.isfinite(value) else None for value in values]
+    points: list[float | None] = []
+    for value in values:
+        is_number = math.isfinite(value)
+        points.append(round(value, DIGITS) if is_number else None)
+    return points
 
 
 def _metrics(experiments: list[Experiment]) -> list[str]:
@@ -145,7 +149,8 @@ def _versions(experiments: list[Experiment]) -> str:
 
 
 def _packages(versions: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    texts = [f"{name} {version}" for name, version in versions.items()]
+    return ", ".join(texts)
 
 
 def _configuration(experiment: Experiment) -> str:
@@ -155,9 +160,10 @@ def _configuration(experiment: Experiment) -> str:
     machine = experiment.machine()
     if machine:
         described["ran on"] = machine
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in described.items()]
-    text = "\n".join(lines)
-    return (
-        f"<details><summary>{escape(experiment.label)} <small>{escape(experiment.panel)}</small></summary>"
-        f"<pre>{escape(text)}</pre></details>"
-    )
+    lines = []
+    for key, value in described.items():
+        lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+    text = escape("\n".join(lines))
+    label = escape(experiment.label)
+    panel = escape(experiment.panel)
+    return f"<details><summary>{label} <small>{panel}</small></summary><pre>{text}</pre></details>"

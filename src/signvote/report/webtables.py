@@ -10,7 +10,7 @@ from signvote.report.finals import Row, lead_text
 from signvote.report.labels import unique
 from signvote.report.marks import color_of
 from signvote.report.markup import NOT_RECORDED, Head, bar, cell, count, row, table
-from signvote.report.measures import spread_text
+from signvote.report.measures import mean_text
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown if a row has an unusual value
 USUAL = {None, "", "shared"}
@@ -33,8 +33,9 @@ def accuracy_table(rows: list[Row], baseline: str) -> str:
     body = [_accuracy_row(row, keys, has_leads) for row in rows]
     note = ABOUT_BOLD
     if has_leads:
-        note += f" Against {baseline}: the lead in points under the same conditions, paired by seed."
-    return f'{table(heads, body)}<p class="note">{escape(note)}</p>'
+        note += f" Against {baseline}: the lead under the same conditions in points, paired by seed."
+    html = table(heads, body)
+    return f'{html}<p class="note">{escape(note)}</p>'
 
 
 def bytes_table(experiments: list[Experiment]) -> str:
@@ -44,7 +45,11 @@ def bytes_table(experiments: list[Experiment]) -> str:
         up = experiment.bytes_per_worker("bytes_up")
         down = experiment.bytes_per_worker("bytes_down")
         if up and down:
-            traffic = Traffic(up=round(up), down=round(down), plain=experiment.float32_bytes())
+            traffic = Traffic(
+                up=round(up),
+                down=round(down),
+                plain=experiment.float32_bytes(),
+            )
             by_traffic.setdefault(traffic, []).append(experiment)
     if not by_traffic:
         return NOT_RECORDED
@@ -62,7 +67,8 @@ def seconds_table(experiments: list[Experiment]) -> str:
     """Milliseconds of a round by phase."""
     timed = [(experiment, experiment.seconds_per_round()) for experiment in experiments]
     phases = unique(phase for _, seconds in timed for phase in seconds)
-    longest = max((sum(seconds.values()) for _, seconds in timed), default=0.0)
+    totals = [sum(seconds.values()) for _, seconds in timed]
+    longest = max(totals, default=0.0)
     if not longest > 0:
         return NOT_RECORDED
     several_panels = len({experiment.panel for experiment in experiments}) > 1
@@ -72,12 +78,10 @@ def seconds_table(experiments: list[Experiment]) -> str:
             times = [seconds.get(phase, 0.0) for phase in phases]
             panel = experiment.panel if several_panels else ""
             body.append(_seconds_row(experiment.label, panel, times, longest))
-    heads = [
-        Head("rule and batches"),
-        Head("", "bars"),
-        *(Head(phase, "number", color_of(i)) for i, phase in enumerate(phases)),
-        Head("total", "number"),
-    ]
+    heads = [Head("rule and batches"), Head("", "bars")]
+    for i, phase in enumerate(phases):
+        heads.append(Head(phase, "number", color_of(i)))
+    heads.append(Head("total", "number"))
     return table(heads, body, "wide")
 
 
@@ -96,11 +100,13 @@ class Traffic:
 
 
 def _accuracy_row(found: Row, keys: list[str], has_leads: bool) -> str:
-    accuracy = f"{100 * found['accuracy']:.2f}{spread_text(found['spread'])} %"
+    accuracy = mean_text(found["accuracy"], found["spread"])
     status = " <small>interrupted</small>" if found["status"] == "interrupted" else ""
-    fewer = "" if found["times_fewer"] is None else f"{found['times_fewer']:.1f} times"
+    fewer = ""
+    if found["times_fewer"] is not None:
+        fewer = f"{found['times_fewer']:.1f} times"
     cells = [cell(found[key], key) for key in keys]
-    cells.append(cell(accuracy, "number accuracy", status))
+    cells.append(cell(f"{accuracy} %", "number accuracy", status))
     if has_leads:
         cells.append(cell(lead_text(found), "number"))
     cells.append(cell(found["seeds"], "number"))
@@ -129,12 +135,16 @@ def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:
 
 
 def _seconds_row(label: str, panel: str, times: list[float], longest: float) -> str:
-    bars = [bar(100 * seconds / longest, color_of(i)) for i, seconds in enumerate(times)]
+    bars = ""
+    for i, seconds in enumerate(times):
+        percent = 100 * seconds / longest
+        bars += bar(percent, color_of(i))
     small = f" <small>{escape(panel)}</small>" if panel else ""
     cells = [
         cell(label, "who", small),
-        cell("", markup=f'<span class="stack">{"".join(bars)}</span>'),
+        cell("", markup=f'<span class="stack">{bars}</span>'),
     ]
     for seconds in (*times, sum(times)):
-        cells.append(cell(f"{1000 * seconds:.1f}", "number"))
+        milliseconds = f"{1000 * seconds:.1f}"
+        cells.append(cell(milliseconds, "number"))
     return row(cells)
