@@ -20,7 +20,13 @@ Value = Callable[[Result], float]
 Cells = dict[Any, dict[Any, list[float]]]  # row -> column -> the values of the seeds
 
 ORDER = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "median", "sgd")
-USUAL = {"momentum": 0.9, "decay": 0.0, "feedback": False, "top": None, "rounds": 500}
+USUAL = {
+    "momentum": 0.9,
+    "decay": 0.0,
+    "feedback": False,
+    "top": None,
+    "rounds": 500,
+}
 STUDY_EVERY = 100  # rounds between two evaluations in most runs of the study of attacks
 SLEEPER_EVERY = 5  # in the runs that time how fast sleepers lose their weight
 SLEEPER_START = 200  # round in which they wake up
@@ -82,6 +88,11 @@ def pivot(runs: Iterable[Result], row: Key, column: Key, value: Value = last) ->
     return cells
 
 
+def _with(runs: Iterable[Result], **wanted: Any) -> list[Result]:
+    """The runs that have these settings."""
+    return [run for run in runs if wanted.items() <= run["config"].items()]
+
+
 # ---- attacks ---------------------------------------------------------------------------------------
 
 
@@ -92,13 +103,15 @@ def attacks(runs: list[Result]) -> str:
 
 
 def _by_attack(runs: list[Result]) -> str:
-    equal = [run for run in runs if run["config"]["mode"] == 1 and run["config"]["rounds"] == 500]
+    equal = _with(runs, mode=1, rounds=500)
     attacked = [run for run in equal if attackers(run)]
-    clean = pivot((run for run in equal if not attackers(run)), variant, attack_name)
+    honest = [run for run in equal if not attackers(run)]
+    clean = pivot(honest, variant, attack_name)
     names = list(dict.fromkeys(map(attack_name, attacked)))
     lines = []
     for number in sorted(set(map(attackers, attacked))):
-        cells = pivot((run for run in attacked if attackers(run) == number), variant, attack_name)
+        members = [run for run in attacked if attackers(run) == number]
+        cells = pivot(members, variant, attack_name)
         for rule in sorted(cells, key=ORDER.index):
             by_attack = cells[rule]
             worst = min(map(fmean, by_attack.values()), default=math.nan)
@@ -110,9 +123,9 @@ def _by_attack(runs: list[Result]) -> str:
 
 
 def _by_mode_and_attack(runs: list[Result]) -> str:
-    unequal = [run for run in runs if run["config"]["mode"] in (2, 3, 4)]
-    usual = [run for run in unequal if run["config"]["evaluate_every"] == STUDY_EVERY]
-    cells = pivot(usual, variant, _mode_and_attack)
+    usual = _with(runs, evaluate_every=STUDY_EVERY)
+    unequal = [run for run in usual if run["config"]["mode"] in (2, 3, 4)]
+    cells = pivot(unequal, variant, _mode_and_attack)
     columns = list(dict.fromkeys(column for row in cells.values() for column in row))
     lines = []
     for rule, row in cells.items():
@@ -175,8 +188,8 @@ def _targets_without_attack(runs: list[Result]) -> list[list[str]]:
 
 def _accuracies(runs: list[Result], **wanted: Any) -> list[float]:
     """The last accuracies of the runs that have these settings."""
-    wanted["evaluate_every"] = STUDY_EVERY
-    return [last(run) for run in runs if wanted.items() <= run["config"].items()]
+    found = _with(runs, evaluate_every=STUDY_EVERY, **wanted)
+    return [last(run) for run in found]
 
 
 def _loss_line(target: str, lost: float, allowed: float) -> list[str]:
@@ -228,7 +241,7 @@ def rules(runs: list[Result]) -> str:
     """Accuracy and sign error by recipe, rule and mode; learned weights beside sqrt(B)."""
     parts = []
     for recipe in dict.fromkeys(run["config"]["recipe"] for run in runs):
-        members = [run for run in runs if run["config"]["recipe"] == recipe]
+        members = _with(runs, recipe=recipe)
         for text in (_accuracy_table(members), _sign_error_table(members), _weights_table(members)):
             if text:
                 parts.append(f"{recipe} recipe\n\n{text}")
@@ -300,7 +313,8 @@ def _weight_ratio(run: Result) -> float:
 
 
 def _root_ratio(mode: int, runs: list[Result]) -> float:
-    sizes = next(run["config"]["batch_sizes"] for run in runs if run["config"]["mode"] == mode)
+    run = _with(runs, mode=mode)[0]
+    sizes = run["config"]["batch_sizes"]
     return math.sqrt(max(sizes) / min(sizes))
 
 

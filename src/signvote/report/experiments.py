@@ -159,7 +159,8 @@ class Experiment:
 
 def experiments_of(results: Results) -> list[Experiment]:
     """All experiments that have an evaluated run, in the order of the runs."""
-    runs = [run for run in _checked(results) if run["evaluations"].get("round")]
+    all_runs = _checked(results)
+    runs = [run for run in all_runs if run["evaluations"].get("round")]
     if not runs:
         raise ConfigError(
             "the results hold no measured run; run `signvote compare` or `signvote train` first"

@@ -81,11 +81,11 @@ def _is_best(experiment: Experiment, rivals: list[Experiment]) -> bool:
 
 def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> dict[str, float | None]:
     """The lead over the baseline: the mean difference over the seeds that both have."""
-    plain = next((rival for rival in rivals if rival.rule == baseline), None)
-    if plain is None:
+    same_rule = [rival for rival in rivals if rival.rule == baseline]
+    if not same_rule:
         return {"lead": None, "lead_spread": None}
     mine = experiment.final_by_seed()
-    its = plain.final_by_seed()
+    its = same_rule[0].final_by_seed()
     shared_seeds = sorted(mine.keys() & its.keys())
     differences = [mine[seed] - its[seed] for seed in shared_seeds]
     return {

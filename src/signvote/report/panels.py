@@ -96,12 +96,13 @@ def lowest(run: Result, top: float) -> tuple[float, int] | None:
             points.append((accuracy, t))
     if not points:
         return None
-    since_good = list(dropwhile(lambda point: point[0] < top / 2, points))
+    half = top / 2
+    since_good = list(dropwhile(lambda point: point[0] < half, points))
     if not since_good:
         highest, _ = max(points)
         return min(points) if highest < top / 3 else None
     low = min(since_good)
-    return low if low[0] < top / 2 else None
+    return low if low[0] < half else None
 
 
 def apart(places: Sequence[float], width: float) -> list[float]:

@@ -186,8 +186,11 @@ def _draw_legends(sheet: Figure, experiments: list[Experiment], marks: Marks) ->
     titles = {experiment.batches: experiment.full_batches for experiment in experiments}
     if marks.by_curve or len(batches) == 1:
         lines = [_line(marks.colors[name], marks.dashes[name]) for name in names]
-        title = "rule" if marks.by_curve else f"rule ({titles[batches[0]]})"
-        columns = 2 if max(map(len, names)) > LONG_NAME else 4
+        title = "rule"
+        if not marks.by_curve:
+            title += f" ({titles[batches[0]]})"
+        longest = max(map(len, names))
+        columns = 2 if longest > LONG_NAME else 4
         _legend(sheet, lines, names, title, "outside lower center", columns)
         return
     colors = [_line(marks.colors[name], ()) for name in batches]
@@ -224,6 +227,8 @@ def _linestyle(dashes: Dashes) -> Any:
 
 def _saved(sheet: Figure, kind: str) -> bytes:
     target = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None} if kind == "svg" else {}
+    metadata: dict[str, Any] = {}
+    if kind == "svg":
+        metadata["Date"] = None
     sheet.savefig(target, format=kind, dpi=PIXELS_PER_INCH, metadata=metadata)
     return target.getvalue()

@@ -45,6 +45,11 @@ class WorkerTrust:
         return self.shares[-1]
 
     @property
+    def largest(self) -> float:
+        """The largest magnitude of its shares."""
+        return max(map(abs, self.shares))
+
+    @property
     def name(self) -> str:
         """The worker's name in a sentence."""
         return f"worker {self.id} (batch {self.batch_size})"
@@ -174,9 +179,11 @@ def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
     words = escape(sentence(workers))
     rounds = [int(t) for t in run["trust"]["round"]]
     columns = _columns(len(rounds))
-    largest = max(abs(share) for worker in workers for share in worker.shares)
-    strips = [_strip(worker, rounds, columns, largest) for worker in _shown(workers)]
-    body = "".join(strips) + _hidden(workers)
+    largest = max(worker.largest for worker in workers)
+    body = ""
+    for worker in _shown(workers):
+        body += _strip(worker, rounds, columns, largest)
+    body += _hidden(workers)
     first = rounds[columns[0]]
     return (
         f"<article><h3>{label} <small>{small}</small></h3><p>{words}</p>"
@@ -189,7 +196,9 @@ def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
 def _columns(rounds: int) -> range:
     """The indexes of the rounds to show: evenly spaced, with the last one."""
     every = math.ceil(rounds / MOST_COLUMNS)
-    return range(rounds - 1, -1, -every)[::-1]
+    last = rounds - 1
+    first = last % every
+    return range(first, rounds, every)
 
 
 def _shown(workers: list[WorkerTrust]) -> list[WorkerTrust]:
@@ -214,15 +223,17 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
     cells = ""
     for x, i in enumerate(columns):
         share = worker.shares[i]
-        title = f"{worker.name}, round {rounds[i]}: {_percent(share)} of all weight"
+        percent = _percent(share)
+        title = f"{worker.name}, round {rounds[i]}: {percent} of all weight"
         cells += _cell(x, share / largest, title)
     name = escape(worker.name)
+    percent = _percent(worker.share)
     overruled = "" if worker.overruled is None else _percent(worker.overruled)
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small></span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{_percent(worker.share)}</span><span>{overruled}</span></div>"
+        f"<span>{percent}</span><span>{overruled}</span></div>"
     )
 
 

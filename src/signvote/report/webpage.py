@@ -79,22 +79,25 @@ def _runs(number: int) -> str:
 
 def _panels(experiments: list[Experiment]) -> list[dict[str, Any]]:
     panels, marks = arranged(experiments)
-    numbers = {id(experiment): i for i, experiment in enumerate(experiments)}
+    names = {id(experiment): f"series-{i}" for i, experiment in enumerate(experiments)}
     data = []
     for panel in panels:
-        series = [_series(numbers[id(member)], member, panel, marks) for member in panel.members]
+        series = []
+        for member in panel.members:
+            name = names[id(member)]
+            series.append(_series(name, member, panel, marks))
         frame = list(panel.frame) if panel.fixed else None
         data.append({"title": panel.title, "frame": frame, "series": series})
     return data
 
 
-def _series(i: int, experiment: Experiment, panel: Panel, marks: Marks) -> dict[str, Any]:
+def _series(name: str, experiment: Experiment, panel: Panel, marks: Marks) -> dict[str, Any]:
     label = marks.name(experiment) if marks.by_curve else experiment.label
     if experiment.interrupted:
         label += " (interrupted)"
     sizes = batch_label(experiment.settings["batch_sizes"])
     return {
-        "id": f"series-{i}",
+        "id": name,
         "label": label,
         "title": f"batch sizes {sizes}; seeds: {len(experiment.runs)}",
         "color": marks.color(experiment),
@@ -162,7 +165,8 @@ def _configuration(experiment: Experiment) -> str:
         described["ran on"] = machine
     lines = []
     for key, value in described.items():
-        lines.append(f"{json.dumps(key)}: {json.dumps(value)}")
+        name = json.dumps(key)
+        lines.append(f"{name}: {json.dumps(value)}")
     text = escape("\n".join(lines))
     label = escape(experiment.label)
     panel = escape(experiment.panel)

@@ -22,8 +22,7 @@ CLEARLY_FEWER = 1.05  # a smaller ratio is shown as the same number of bytes
 
 def accuracy_table(rows: list[Row], baseline: str) -> str:
     """Final accuracy of each experiment, and its lead over the baseline if there is one."""
-    optional = [key for key in OPTIONAL if any(row[key] not in USUAL for row in rows)]
-    keys = ["task", *optional, "batches", "rule"]
+    keys = ["task", *_unusual(rows), "batches", "rule"]
     has_leads = any(row["lead"] is not None for row in rows)
     heads = [Head(key) for key in keys]
     heads.append(Head("accuracy", "number"))
@@ -99,6 +98,16 @@ class Traffic:
         return 2 * self.plain / (self.up + self.down)
 
 
+def _unusual(rows: list[Row]) -> list[str]:
+    """The optional columns in which a row has an unusual value."""
+    unusual = []
+    for key in OPTIONAL:
+        values = [row[key] for row in rows]
+        if any(value not in USUAL for value in values):
+            unusual.append(key)
+    return unusual
+
+
 def _accuracy_row(found: Row, keys: list[str], has_leads: bool) -> str:
     accuracy = mean_text(found["accuracy"], found["spread"])
     status = " <small>interrupted</small>" if found["status"] == "interrupted" else ""
@@ -120,7 +129,9 @@ def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:
     batches = ", ".join(unique(member.batches for member in members))
     width = 100 / traffic.times_fewer
     bars = f'<span class="bar" style="width:{width:.2f}%"></span><span class="bar plain"></span>'
-    signvote = f"{count(traffic.up)} up, {count(traffic.down)} down"
+    up = count(traffic.up)
+    down = count(traffic.down)
+    signvote = f"{up} up, {down} down"
     float32 = f"{count(traffic.plain)} each way"
     fewer = "the same"
     if traffic.times_fewer > CLEARLY_FEWER:
