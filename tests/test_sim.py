@@ -288,7 +288,7 @@ def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "go on with --resume" in shown
+    assert "continue with --resume" in shown
     result = json.loads((out / "result.json").read_text())
     assert (result["status"], result["rounds_done"]) == ("interrupted", 5)
     assert checkpoint.load(out / "checkpoint.safetensors")["round"] == 5
