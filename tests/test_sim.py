@@ -321,7 +321,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "the same command goes on" in shown
+    assert "To resume, run the same command again" in shown
     results = json.loads((grid / "results.json").read_text())
     assert [(run["status"], run["rounds_done"]) for run in results["runs"]] == [("interrupted", 5)] * 2
     (tmp_path / "go").touch()
