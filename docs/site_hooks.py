@@ -1,9 +1,9 @@
-"""What the site has beyond docs/: other Markdown of the repository, the sources that pages link to, equations.
+"""Additions to the site beyond docs/: other Markdown of the repository, the sources that pages link to, equations.
 
-on_files            brings in PAGES with their figures, and makes a page of each source that is linked to
+on_files            adds PAGES with their figures, and makes a page of each source that a page links to
 on_page_markdown    points links at those pages, or into the API reference
-on_page_content     LaTeX becomes MathML, so that equations need no script; drawings become part of the page
-Docstrings          for the reference: doctests, tables and equations are shown as they stand
+on_page_content     converts LaTeX to MathML, so that equations need no script, and puts drawings into the page
+Docstrings          for the reference: shows doctests, tables and equations unchanged
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-PAGES = {  # in the site: in the repository
+PAGES = {  # path in the site -> path in the repository
     "readme.md": "README.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "paper/README.md": "paper/README.md",
 }
-SOURCE = "source/"  # pages that show a source
+SOURCE = "source/"  # folder of the pages that show a source
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")  # text, target, anchor
 LATEX = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -38,7 +38,7 @@ MODULES = set(re.findall(r"^::: (\S+)", REFERENCE, re.MULTILINE))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Bring in what lies outside docs/."""
+    """Add the pages and sources outside docs/."""
     for uri, path in PAGES.items():
         files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
     for page in list(files.documentation_pages()):
@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files of the repository lead to where the site has them; to a module, into the reference."""
+    """Point links to files of the repository at their pages, and links to modules at the reference."""
     here = page.file.src_uri
 
     def moved(link: re.Match[str]) -> str:
@@ -69,14 +69,14 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Equations as MathML, and drawings inside the page, where they get the colors of its theme."""
+    """Convert equations to MathML, and put drawings into the page, where they get the colors of its theme."""
     display = {"span": "inline", "div": "block"}
     content = LATEX.sub(lambda found: convert(html.unescape(found[2]), display=display[found[1]]), content)
     return DRAWING.sub(lambda found: (ROOT / "docs" / found[1]).read_text(), content)
 
 
 class Docstrings(griffe.Extension):
-    """Fences what Markdown would run together: doctests, and paragraphs whose columns are aligned by spaces."""
+    """Puts doctests, and paragraphs with columns aligned by spaces, into fences: Markdown would join their lines."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Change the docstring of an object of the package."""
@@ -87,19 +87,20 @@ class Docstrings(griffe.Extension):
 def _fenced_if_aligned(paragraph: str) -> str:
     if paragraph.startswith(">>> "):
         return f"```pycon\n{paragraph}\n```"
-    return (
-        f"```text\n{paragraph}\n```" if re.search(r"^\S.*\S {3,}\S", paragraph, re.MULTILINE) else paragraph
-    )
+    has_columns = re.search(r"^\S.*\S {3,}\S", paragraph, re.MULTILINE)
+    if has_columns:
+        return f"```text\n{paragraph}\n```"
+    return paragraph
 
 
 def _target(uri: str, link: str) -> str | None:
-    """What a link of a page points to, from the root of the repository; None: nothing there."""
+    """The target of a link, relative to the root of the repository; None if there is no such file."""
     path = normpath(join(dirname(PAGES.get(uri, f"docs/{uri}")), link))
     return path if (ROOT / path).exists() else None
 
 
 def _uri(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """The place of a file of the repository in the site."""
     if path in PAGES.values():
         return next(uri for uri, brought in PAGES.items() if brought == path)
     figure = path.endswith((".png", ".svg"))
@@ -107,13 +108,13 @@ def _uri(path: str) -> str:
 
 
 def _module(path: str) -> str | None:
-    """The module that a file is, if the reference has it."""
+    """The module of a file, if the reference describes it."""
     name = path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     return name if name in MODULES else None
 
 
 def _member(text: str, module: str) -> str:
-    """What the text of a link to a module names: the module, or something in it."""
+    """The object that the text of a link to a module names: the module, or a member of it."""
     name = text.strip("`")
     is_module = "/" in name or " " in name or name.endswith(".py") or module.endswith(f".{name}")
     return module if is_module else f"{module}.{name}"

@@ -1,162 +1,220 @@
-"""What the runs of a study say about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json`.
+"""What the runs of a study show about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json`.
 
-(a) weighted voting beats plain voting where batch sizes differ      yes: ahead in every seed of modes 2 to 4
-(b) the more they differ, the larger the lead                        yes: the mean lead grows from mode 2 to 4
-(c) they are equal where batch sizes do not                          yes: in mode 1 within 0.2 points, or the spread
-(d) 32 times fewer bits than float32                                 from the bytes of the messages
+(a) weighted voting beats plain voting if batch sizes differ      yes: ahead in every seed of modes 2 to 4
+(b) the more they differ, the larger the lead                     yes: the mean lead grows from mode 2 to 4
+(c) both are equal if batch sizes are equal                       yes: in mode 1 within 0.2 points, or the spread
+(d) 32 times fewer bits than float32                              from the bytes of the messages
 
-A lead is paired: the difference of two runs of the same seed, which see the same batches. Both the last
-accuracy of a run and its best are looked at, because with a constant step the last one is partly luck.
+A lead is paired: it is the difference of two runs of the same seed, which use the same batches. The tables show
+both the last and the best accuracy of a run, because with a constant step the last one is partly luck.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from statistics import fmean
 
-from signvote.report.groups import Group, groups, measured, spread_of, unique
+from signvote.report.experiments import Experiment, experiments_of
+from signvote.report.labels import unique
+from signvote.report.measures import finite_accuracies, mean_text, spread_of
 from signvote.results import Results, read
 from signvote.settings import conditions
 
 PLAIN = "majority"
-EQUAL = 0.002  # accuracies so close are called equal
+EQUAL = 0.002  # accuracies this close are called equal
 MEASURES = ("last", "best")
+BYTES_HEADS = ("rule", "batches", "bytes up", "bytes down", "4 N", "times fewer up", "down")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lead:
-    """By how much a rule is ahead of plain voting, in each seed that both have."""
+    """The lead of a rule over plain voting, in each seed that both have."""
 
     mode: int
     by_seed: tuple[float, ...]
 
     @property
     def mean(self) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return fmean(self.by_seed)
 
     @property
     def is_ahead(self) -> bool:
-        """In every seed."""
+        """Whether the rule is ahead in every seed."""
         return min(self.by_seed) > 0
 
     @property
     def is_none(self) -> bool:
-        """Equal, as far as one can tell."""
-        return abs(self.mean) <= max(EQUAL, spread_of(self.by_seed) or 0.0)
+        """Whether the two are equal, as far as the seeds can show."""
+        spread = spread_of(self.by_seed) or 0.0
+        return abs(self.mean) <= max(EQUAL, spread)
 
     def __str__(self) -> str:
-        ahead = sum(d > 0 for d in self.by_seed)
+        ahead = sum(lead > 0 for lead in self.by_seed)
         return f"{_points(self.by_seed, '+')}, ahead in {ahead} of {len(self.by_seed)}"
 
 
 def report(results: Results) -> str:
-    """Accuracies, leads and bytes as Markdown tables, and what they say about each claim."""
-    found = [group for group in groups(results) if group.config.get("mode") and not group.interrupted]
-    parts = [
-        _compared([g for g in found if g.panel == panel], panel) for panel in unique(g.panel for g in found)
-    ]
-    return "\n\n".join([*parts, _bytes(found)]) + "\n"
+    """Accuracies, leads and bytes as Markdown tables, with the verdict on each claim."""
+    experiments = [found for found in experiments_of(results) if _is_used(found)]
+    parts = []
+    for panel in unique(experiment.panel for experiment in experiments):
+        members = [experiment for experiment in experiments if experiment.panel == panel]
+        parts.append(_comparison(members, panel))
+    parts.append(_bytes(experiments))
+    return "\n\n".join(parts) + "\n"
 
 
-def accuracies(group: Group, measure: str) -> dict[int, float]:
+def accuracies(experiment: Experiment, measure: str) -> dict[int, float]:
     """The last or the best accuracy of each seed."""
-    found = {}
-    for run in group.runs:
-        values = [a for a in measured(run, "accuracy").values() if math.isfinite(a)]
-        found[int(run["config"]["seed"])] = values[-1] if measure == "last" else max(values)
-    return found
+    by_seed = {}
+    for run in experiment.runs:
+        seed = int(run["config"]["seed"])
+        values = finite_accuracies(run)
+        by_seed[seed] = values[-1] if measure == "last" else max(values)
+    return by_seed
 
 
-def leads(members: list[Group], rule: str, measure: str) -> list[Lead]:
-    """Of a rule over plain voting, by mode; only under the same conditions and for seeds that both have."""
-    plain = [group for group in members if group.rule == PLAIN]
-    ruled = sorted((group for group in members if group.rule == rule), key=lambda group: group.config["mode"])
+def leads(members: list[Experiment], rule: str, measure: str) -> list[Lead]:
+    """The leads of a rule over plain voting, by mode: under the same conditions, for the seeds that both have."""
+    plain = [member for member in members if member.rule == PLAIN]
+    ruled = [member for member in members if member.rule == rule]
+    ruled.sort(key=_mode)
     found = []
-    for group, other in product(ruled, plain):
-        if conditions(group.config) != conditions(other.config):
+    for experiment, other in product(ruled, plain):
+        if conditions(experiment.settings) != conditions(other.settings):
             continue
-        mine = accuracies(group, measure)
+        mine = accuracies(experiment, measure)
         its = accuracies(other, measure)
-        by_seed = tuple(mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys()))
+        shared_seeds = sorted(mine.keys() & its.keys())
+        by_seed = tuple(mine[seed] - its[seed] for seed in shared_seeds)
         if by_seed:
-            found.append(Lead(mode=group.config["mode"], by_seed=by_seed))
+            found.append(Lead(mode=_mode(experiment), by_seed=by_seed))
     return found
 
 
 def verdicts(found: list[Lead]) -> dict[str, str]:
-    """Claims (a), (b) and (c), each answered with yes, no, in some modes, or that it was not tried."""
+    """Claims (a), (b) and (c), each answered with yes, no, in some modes, or not tried."""
     unequal = [lead for lead in found if lead.mode > 1]
     equal = [lead for lead in found if lead.mode == 1]
-    ahead = [f"mode {lead.mode}" for lead in unequal if lead.is_ahead]
     grows = all(a.mean < b.mean for a, b in pairwise(unequal))
     return {
-        "a": "not tried" if not unequal else "yes" if len(ahead) == len(unequal) else
-             f"only in {', '.join(ahead)}" if ahead else "no",
-        "b": "not tried" if len(unequal) < 2 else "yes" if grows else "no",
-        "c": "not tried" if not equal else "yes" if equal[0].is_none else "no",
-    }  # fmt: skip
+        "a": _where_ahead(unequal),
+        "b": _yes(grows) if len(unequal) > 1 else "not tried",
+        "c": _yes(equal[0].is_none) if equal else "not tried",
+    }
 
 
-def _compared(members: list[Group], panel: str) -> str:
-    rules = unique(group.rule for group in members)
-    modes = sorted({group.config["mode"] for group in members})
-    by_rule = {(g.rule, g.config["mode"]): g for g in members}
-    lines = [[f"mode {mode}", *(_accuracy(by_rule.get((rule, mode))) for rule in rules)] for mode in modes]
-    text = f"## {panel}\n\nAccuracy in %, last and best evaluation:\n\n{table(['batches', *rules], lines)}"
-    rivals = [rule for rule in rules if rule != PLAIN and leads(members, rule, "last")]
-    return "\n\n".join([text, *(_led(members, rule, measure) for rule in rivals for measure in MEASURES)])
+def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown. The first column holds words, the others numbers."""
+    rule = ["---", *["---:"] * (len(heads) - 1)]
+    rows = [heads, rule, *lines]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def _led(members: list[Group], rule: str, measure: str) -> str:
+def _is_used(experiment: Experiment) -> bool:
+    """Whether it follows a batch mode and is finished."""
+    return bool(experiment.settings.get("mode")) and not experiment.interrupted
+
+
+def _mode(experiment: Experiment) -> int:
+    return int(experiment.settings["mode"])
+
+
+def _where_ahead(unequal: list[Lead]) -> str:
+    """The answer to claim (a)."""
+    if not unequal:
+        return "not tried"
+    ahead = [f"mode {lead.mode}" for lead in unequal if lead.is_ahead]
+    if len(ahead) == len(unequal):
+        return "yes"
+    if not ahead:
+        return "no"
+    return f"only in {', '.join(ahead)}"
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _comparison(members: list[Experiment], panel: str) -> str:
+    """The accuracies of a panel, then the leads of each rule."""
+    rules = unique(member.rule for member in members)
+    by_rule = {(member.rule, _mode(member)): member for member in members}
+    lines = []
+    for mode in sorted({_mode(member) for member in members}):
+        cells = [_accuracy(by_rule.get((rule, mode))) for rule in rules]
+        lines.append([f"mode {mode}", *cells])
+    heads = ["batches", *rules]
+    parts = [f"## {panel}", "Accuracy in %, last and best evaluation:", table(heads, lines)]
+    for rule in rules:
+        if rule != PLAIN and leads(members, rule, "last"):
+            parts += [_leads_of(members, rule, measure) for measure in MEASURES]
+    return "\n\n".join(parts)
+
+
+def _leads_of(members: list[Experiment], rule: str, measure: str) -> str:
     found = leads(members, rule, measure)
-    lines = [[f"mode {lead.mode}", str(lead)] for lead in found]
-    said = "; ".join(f"({claim}) {answer}" for claim, answer in verdicts(found).items())
-    title = f"Lead of {rule} over {PLAIN} in points, {measure} evaluation: {said}."
+    lines = [[f"mode {lead.mode}", lead] for lead in found]
+    answers = [f"({claim}) {answer}" for claim, answer in verdicts(found).items()]
+    title = f"Lead of {rule} over {PLAIN} in points, {measure} evaluation: {'; '.join(answers)}."
     return f"{title}\n\n{table(['batches', 'lead'], lines)}"
 
 
-def _accuracy(group: Group | None) -> str:
-    if group is None:
+def _accuracy(experiment: Experiment | None) -> str:
+    if experiment is None:
         return ""
-    return " / ".join(_points(list(accuracies(group, measure).values())) for measure in MEASURES)
+    texts = []
+    for measure in MEASURES:
+        by_seed = accuracies(experiment, measure)
+        texts.append(_points(list(by_seed.values())))
+    return " / ".join(texts)
 
 
-def _bytes(found: list[Group]) -> str:
-    """(d): bytes of a vote up and of the decision down; one line for all modes that sent the same."""
-    same: dict[tuple[str, ...], list[str]] = {}
-    for group in found:
-        up, down = group.bytes_per_worker("bytes_up"), group.bytes_per_worker("bytes_down")
-        plain = group.float32_bytes()
-        if up and down:
-            sizes = (f"{up:,.0f}", f"{down:,.0f}", f"{plain:,}", f"{plain / up:.2f}", f"{plain / down:.2f}")
-            same.setdefault((group.name(recipe=True), *sizes), []).append(group.batches)
-    heads = ["rule", "batches", "bytes up", "bytes down", "4 N", "times fewer up", "down"]
-    lines = [[name, ", ".join(modes), *sizes] for (name, *sizes), modes in same.items()]
-    return f"## Bytes\n\n{table(heads, lines)}"
+def _bytes(experiments: list[Experiment]) -> str:
+    """Claim (d): bytes of a vote up and of the decision down. Modes that sent the same share a line."""
+    batches_by_line: dict[tuple[str, ...], list[str]] = {}
+    for experiment in experiments:
+        sizes = _sizes(experiment)
+        if sizes:
+            key = (experiment.name(recipe=True), *sizes)
+            batches_by_line.setdefault(key, []).append(experiment.batches)
+    lines = []
+    for (name, *sizes), batches in batches_by_line.items():
+        lines.append([name, ", ".join(batches), *sizes])
+    return f"## Bytes\n\n{table(BYTES_HEADS, lines)}"
+
+
+def _sizes(experiment: Experiment) -> list[str]:
+    """The cells of a line about bytes; none if no round was run."""
+    up = experiment.bytes_per_worker("bytes_up")
+    down = experiment.bytes_per_worker("bytes_down")
+    plain = experiment.float32_bytes()
+    if not up or not down:
+        return []
+    return [
+        f"{up:,.0f}",
+        f"{down:,.0f}",
+        f"{plain:,}",
+        f"{plain / up:.2f}",
+        f"{plain / down:.2f}",
+    ]
 
 
 def _points(values: Sequence[float], sign: str = "") -> str:
     """Mean and spread in percent or points."""
-    spread = spread_of(values)
-    return f"{100 * fmean(values):{sign}.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
-
-
-def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
-    """In Markdown; the first column is words, the others numbers."""
-    rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    return mean_text(fmean(values), spread_of(values), sign)
 
 
 def main() -> None:
     """Print the report of a results file."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m paper.claims RESULTS.json")
-    sys.stdout.write(report(read(sys.argv[1])))
+    results = read(sys.argv[1])
+    sys.stdout.write(report(results))
 
 
 if __name__ == "__main__":

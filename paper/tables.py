@@ -1,7 +1,7 @@
 """The tables of docs/rules.md and docs/security.md, from results: `python -m paper.tables STUDY RESULTS.json`.
 
-STUDY says which: attacks, labels, options or rules. Only finished runs count; a cell is the mean of its
-seeds and, if there are several, their spread.
+STUDY is attacks, labels, options or rules. Only finished runs count. A cell is the mean of its seeds and, if
+there are several, their standard deviation.
 """
 
 from __future__ import annotations
@@ -13,222 +13,367 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paper.claims import table as markdown
-from signvote.results import read, unpack
+from signvote.results import Result, read, unpack
 
-Run = dict[str, Any]
-Key = Callable[[Run], Hashable | None]
-FEW = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "median", "sgd")
+Key = Callable[[Result], Hashable | None]
+Value = Callable[[Result], float]
+Cells = dict[Any, dict[Any, list[float]]]  # row -> column -> the values of the seeds
+
+ORDER = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "median", "sgd")
+USUAL = {
+    "momentum": 0.9,
+    "decay": 0.0,
+    "feedback": False,
+    "top": None,
+    "rounds": 500,
+}
+STUDY_EVERY = 100  # rounds between two evaluations in most runs of the study of attacks
+SLEEPER_EVERY = 5  # in the runs that time how fast sleepers lose their weight
+SLEEPER_START = 200  # round in which they wake up
 
 
-def setting(name: str) -> Key:
-    """A setting of the configuration; none as 'none'."""
-    return lambda run: run["config"].get(name) or "none"
+def mode_of(run: Result) -> Any:
+    """The batch mode, or 'none'."""
+    return run["config"].get("mode") or "none"
 
 
-def variant(run: Run) -> str:
+def variant(run: Result) -> str:
     """The rule and its options."""
-    options = run["config"]["options"]
-    shown = {k: v for k, v in options.items() if k != "zero_is_symbol"}
-    return str(run["config"]["rule"]) + "".join(f", {k} {v}" for k, v in shown.items())
+    name = str(run["config"]["rule"])
+    for key, value in run["config"]["options"].items():
+        if key != "zero_is_symbol":
+            name += f", {key} {value}"
+    return name
 
 
-def last(run: Run) -> float:
-    """Accuracy in %."""
-    return 100 * float(run["evaluations"]["accuracy"][-1])
+def last(run: Result) -> float:
+    """The last accuracy in %."""
+    accuracies = run["evaluations"]["accuracy"]
+    return 100 * float(accuracies[-1])
 
 
-def attackers(run: Run) -> int:
-    """How many attack."""
+def attackers(run: Result) -> int:
+    """The number of attackers."""
     attack = run["config"]["attack"]
-    return int(attack.split(":")[1]) if attack else 0
+    if not attack:
+        return 0
+    return int(attack.split(":")[1])
 
 
-def attack_name(run: Run) -> str:
-    """Their attack."""
+def attack_name(run: Result) -> str:
+    """The name of the attack, or 'clean'."""
     attack = run["config"]["attack"]
-    return attack.split(":")[0] if attack else "clean"
+    if not attack:
+        return "clean"
+    return str(attack.split(":")[0])
 
 
 def shown(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and spread."""
+    """Mean and standard deviation."""
     if not values:
         return ""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{fmean(values):.{digits}f}{spread}"
+    text = f"{fmean(values):.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {stdev(values):.{digits}f}"
+    return text
 
 
-def pivot(
-    runs: Iterable[Run], row: Key, column: Key, value: Callable[[Run], float] = last
-) -> dict[Any, dict[Any, list[float]]]:
+def pivot(runs: Iterable[Result], row: Key, column: Key, value: Value = last) -> Cells:
     """Values of runs by row and column."""
-    table: dict[Any, dict[Any, list[float]]] = {}
+    cells: Cells = {}
     for run in runs:
-        table.setdefault(row(run), {}).setdefault(column(run), []).append(value(run))
-    return table
+        columns = cells.setdefault(row(run), {})
+        values = columns.setdefault(column(run), [])
+        values.append(value(run))
+    return cells
+
+
+def _with(runs: Iterable[Result], **wanted: Any) -> list[Result]:
+    """The runs that have these settings."""
+    return [run for run in runs if wanted.items() <= run["config"].items()]
 
 
 # ---- attacks ---------------------------------------------------------------------------------------
 
 
-def attacks(runs: list[Run]) -> str:
+def attacks(runs: list[Result]) -> str:
     """Accuracy by number of attackers, rule and attack, with the worst; then the targets of `robust`."""
-    equal = [r for r in runs if r["config"]["mode"] == 1 and r["config"]["rounds"] == 500]
-    clean = pivot((r for r in equal if not attackers(r)), variant, attack_name)
-    names = list(dict.fromkeys(attack_name(r) for r in equal if attackers(r)))
+    parts = [_by_attack(runs), _by_mode_and_attack(runs), targets(runs)]
+    return "\n\n".join(parts)
+
+
+def _by_attack(runs: list[Result]) -> str:
+    equal = _with(runs, mode=1, rounds=500)
+    attacked = [run for run in equal if attackers(run)]
+    honest = [run for run in equal if not attackers(run)]
+    clean = pivot(honest, variant, attack_name)
+    names = list(dict.fromkeys(map(attack_name, attacked)))
     lines = []
-    for f in sorted({attackers(r) for r in equal} - {0}):
-        found = pivot((r for r in equal if attackers(r) == f), variant, attack_name)
-        for rule in sorted(found, key=FEW.index):
-            worst = min((fmean(v) for v in found[rule].values()), default=math.nan)
-            cells = [shown(found[rule].get(name, [])) for name in names]
-            lines.append([f, rule, shown(clean[rule]["clean"]), *cells, f"**{worst:.1f}**"])
-    whole = markdown(["attackers", "rule", "clean", *names, "worst"], lines)
-    unequal = pivot((r for r in runs if r["config"]["mode"] in (2, 3, 4) and _is_plain(r)), variant, _where)
-    columns = list(dict.fromkeys(c for row in unequal.values() for c in row))
-    rest = [[rule, *(shown(unequal[rule].get(c, [])) for c in columns)] for rule in unequal]
-    return "\n\n".join([whole, markdown(["rule", *columns], rest), targets(runs)])
+    for number in sorted(set(map(attackers, attacked))):
+        members = [run for run in attacked if attackers(run) == number]
+        cells = pivot(members, variant, attack_name)
+        for rule in sorted(cells, key=ORDER.index):
+            by_attack = cells[rule]
+            worst = min(map(fmean, by_attack.values()), default=math.nan)
+            line = [number, rule, shown(clean[rule]["clean"])]
+            line += [shown(by_attack.get(name, [])) for name in names]
+            line.append(f"**{worst:.1f}**")
+            lines.append(line)
+    return markdown(["attackers", "rule", "clean", *names, "worst"], lines)
 
 
-def _is_plain(run: Run) -> bool:
-    return bool(run["config"]["evaluate_every"] == 100)
+def _by_mode_and_attack(runs: list[Result]) -> str:
+    usual = _with(runs, evaluate_every=STUDY_EVERY)
+    unequal = [run for run in usual if run["config"]["mode"] in (2, 3, 4)]
+    cells = pivot(unequal, variant, _mode_and_attack)
+    columns = list(dict.fromkeys(column for row in cells.values() for column in row))
+    lines = []
+    for rule, row in cells.items():
+        texts = [shown(row.get(column, [])) for column in columns]
+        lines.append([rule, *texts])
+    return markdown(["rule", *columns], lines)
 
 
-def _where(run: Run) -> str:
+def _mode_and_attack(run: Result) -> str:
+    text = f"mode {run['config']['mode']}"
     attack = run["config"]["attack"]
-    return f"mode {run['config']['mode']}" + (f", {attack}" if attack else "")
+    if attack:
+        text += f", {attack}"
+    return text
 
 
-def targets(runs: list[Run]) -> str:
-    """What `robust` should reach, and what it did."""
+# ---- targets of robust -----------------------------------------------------------------------------
 
-    def accuracy(attack: str | None, mode: int | None = 1, rule: str = "robust") -> list[float]:
-        wanted = {"attack": attack, "mode": mode, "rule": rule, "evaluate_every": 100}
-        return [last(r) for r in runs if wanted.items() <= r["config"].items()]
 
-    clean, alone = accuracy(None), accuracy(None, None)
-    lines: list[list[object]] = []
-    for attack, allowed, beside, name in (
-        ("invert:7", 0.5, clean, "clean"), ("anti:5", 2.0, clean, "clean"), ("alie:3", 3.0, clean, "clean"),
-        ("clones:3", 1.0, alone, "the 12 honest alone"), ("mimic:3", 1.0, alone, "the 12 honest alone"),
-    ):  # fmt: skip
-        found = accuracy(attack)
-        if found and beside:
-            lost = fmean(beside) - fmean(found)
-            lines.append([f"{attack}: at most {allowed} below {name}", f"{lost:.2f}", _said(lost <= allowed)])
-    for mode in (1, 2, 3, 4):
-        pooled, robust = accuracy(None, mode, "pooled"), accuracy(None, mode)
-        if pooled and robust:
-            lost = fmean(pooled) - fmean(robust)
-            what = f"mode {mode}, no attack: at most 0.3 below pooled"
-            lines.append([what, f"{lost:.2f}", _said(lost <= 0.3)])
+def targets(runs: list[Result]) -> str:
+    """Targets for `robust`, the measured values, and whether it reached them."""
+    lines = _targets_under_attack(runs) + _targets_without_attack(runs)
     for run in runs:
-        if run["config"]["evaluate_every"] == 5:
-            rounds = _rounds_in_power(run)
-            what = f"three sleepers, seed {run['config']['seed']}: out of power within 25 rounds"
-            lines.append([what, rounds, _said(rounds <= 25)])
+        if run["config"]["evaluate_every"] == SLEEPER_EVERY:
+            lines.append(_sleepers(run))
         if run["config"]["attack"] == "random:15":
-            share = _largest_share(run)
-            what = f"15 coins, {run['config']['rule']}, seed {run['config']['seed']}: share at most 0.15"
-            lines.append([what, f"{share:.3f}", _said(share <= 0.15)])
+            lines.append(_coins(run))
     return markdown(["target", "measured", "reached"], lines)
 
 
-def _said(reached: bool) -> str:
-    return "yes" if reached else "**no**"
+def _targets_under_attack(runs: list[Result]) -> list[list[str]]:
+    clean = _accuracies(runs, attack=None, mode=1, rule="robust")
+    honest = _accuracies(runs, attack=None, mode=None, rule="robust")
+    allowed_losses = {
+        "invert:7": (0.5, "clean", clean),
+        "anti:5": (2.0, "clean", clean),
+        "alie:3": (3.0, "clean", clean),
+        "clones:3": (1.0, "the 12 honest alone", honest),
+        "mimic:3": (1.0, "the 12 honest alone", honest),
+    }
+    lines = []
+    for attack, (allowed, name, reference) in allowed_losses.items():
+        attacked = _accuracies(runs, attack=attack, mode=1, rule="robust")
+        if attacked and reference:
+            lost = fmean(reference) - fmean(attacked)
+            lines.append(_loss_line(f"{attack}: at most {allowed} below {name}", lost, allowed))
+    return lines
 
 
-def _rounds_in_power(run: Run, start: int = 200) -> int:
-    """Rounds after the start until the three strong workers last have half of the weight."""
-    rounds, weights = run["trust"]["round"], run["trust"]["weight"]
-    ruled = [t for t, w in zip(rounds, weights, strict=True) if t >= start and 2 * sum(w[-3:]) >= sum(w)]
-    return int(max(ruled)) - start + 5 if ruled else 0
+def _targets_without_attack(runs: list[Result]) -> list[list[str]]:
+    lines = []
+    for mode in (1, 2, 3, 4):
+        pooled = _accuracies(runs, attack=None, mode=mode, rule="pooled")
+        robust = _accuracies(runs, attack=None, mode=mode, rule="robust")
+        if pooled and robust:
+            lost = fmean(pooled) - fmean(robust)
+            lines.append(_loss_line(f"mode {mode}, no attack: at most 0.3 below pooled", lost, 0.3))
+    return lines
 
 
-def _largest_share(run: Run) -> float:
-    sizes = [abs(w) for w in run["trust"]["weight"][-1]]
-    return float(max(sizes) / max(sum(sizes), 1e-9))
+def _accuracies(runs: list[Result], **wanted: Any) -> list[float]:
+    """The last accuracies of the runs that have these settings."""
+    found = _with(runs, evaluate_every=STUDY_EVERY, **wanted)
+    return [last(run) for run in found]
+
+
+def _loss_line(target: str, lost: float, allowed: float) -> list[str]:
+    return [target, f"{lost:.2f}", _reached(lost <= allowed)]
+
+
+def _sleepers(run: Result) -> list[str]:
+    rounds = _rounds_in_power(run)
+    seed = run["config"]["seed"]
+    target = f"three sleepers, seed {seed}: out of power within 25 rounds"
+    return [target, str(rounds), _reached(rounds <= 25)]
+
+
+def _coins(run: Result) -> list[str]:
+    share = _largest_share(run)
+    rule = run["config"]["rule"]
+    seed = run["config"]["seed"]
+    target = f"15 coins, {rule}, seed {seed}: share at most 0.15"
+    return [target, f"{share:.3f}", _reached(share <= 0.15)]
+
+
+def _reached(is_reached: bool) -> str:
+    return "yes" if is_reached else "**no**"
+
+
+def _rounds_in_power(run: Result) -> int:
+    """Rounds after the start until the three strong workers have half of the weight for the last time."""
+    trust = run["trust"]
+    last_round = None
+    for t, weights in zip(trust["round"], trust["weight"], strict=True):
+        strong = sum(weights[-3:])
+        if t >= SLEEPER_START and 2 * strong >= sum(weights):
+            last_round = int(t)
+    if last_round is None:
+        return 0
+    return last_round - SLEEPER_START + SLEEPER_EVERY
+
+
+def _largest_share(run: Result) -> float:
+    sizes = [abs(weight) for weight in run["trust"]["weight"][-1]]
+    total = max(sum(sizes), 1e-9)
+    return float(max(sizes) / total)
 
 
 # ---- rules -----------------------------------------------------------------------------------------
 
 
-def rules(runs: list[Run]) -> str:
-    """Accuracy and sign error by recipe, rule and mode; weights learnt beside sqrt(B)."""
+def rules(runs: list[Result]) -> str:
+    """Accuracy and sign error by recipe, rule and mode; learned weights beside sqrt(B)."""
     parts = []
-    for recipe in dict.fromkeys(r["config"]["recipe"] for r in runs):
-        mine = [r for r in runs if r["config"]["recipe"] == recipe]
-        modes = sorted({r["config"]["mode"] for r in mine})
-        for title, value, digits, members in (
-            ("accuracy", last, 2, mine),
-            ("sign error", _sign_error, 3, [r for r in mine if r["sign_error"]]),
-            ("weight of a strong worker / a weak one", _ratio, 1, [r for r in mine if _has_ratio(r)]),
-        ):
-            table = pivot(members, variant, setting("mode"), value)
-            lines = [[rule, *(shown(row.get(m, []), digits) for m in modes)] for rule, row in table.items()]
-            if lines and title.startswith("weight"):
-                lines.append(["sqrt(B) ratio", *(f"{_root(m, mine):.1f}" for m in modes)])
-            if lines:
-                heads = [title, *(f"mode {m}" for m in modes)]
-                parts.append(f"{recipe} recipe\n\n{markdown(heads, lines)}")
+    for recipe in dict.fromkeys(run["config"]["recipe"] for run in runs):
+        members = _with(runs, recipe=recipe)
+        for text in (_accuracy_table(members), _sign_error_table(members), _weights_table(members)):
+            if text:
+                parts.append(f"{recipe} recipe\n\n{text}")
     return "\n\n".join(parts)
 
 
-def _sign_error(run: Run) -> float:
-    return float(run["sign_error"]["error"][-1])
+def _accuracy_table(runs: list[Result]) -> str:
+    modes = _modes(runs)
+    cells = pivot(runs, variant, mode_of)
+    return _mode_table("accuracy", modes, _mode_lines(cells, modes, digits=2))
 
 
-def _has_ratio(run: Run) -> bool:
-    return run["config"]["mode"] > 1 and bool(run["trust"])
+def _sign_error_table(runs: list[Result]) -> str:
+    """Empty if no run measured the sign error."""
+    measured = [run for run in runs if run["sign_error"]]
+    if not measured:
+        return ""
+    modes = _modes(runs)
+    cells = pivot(measured, variant, mode_of, _sign_error)
+    return _mode_table("sign error", modes, _mode_lines(cells, modes, digits=3))
 
 
-def _ratio(run: Run) -> float:
-    sizes, weights = run["config"]["batch_sizes"], run["trust"]["weight"][-1]
-    strong = [w for w, b in zip(weights, sizes, strict=True) if b == max(sizes)]
-    weak = [w for w, b in zip(weights, sizes, strict=True) if b == min(sizes)]
-    return float(fmean(strong) / fmean(weak)) if fmean(weak) else math.inf
+def _weights_table(runs: list[Result]) -> str:
+    """Empty if all workers have equal batches, or no run recorded weights."""
+    weighted = [run for run in runs if run["config"]["mode"] > 1 and run["trust"]]
+    if not weighted:
+        return ""
+    modes = _modes(runs)
+    cells = pivot(weighted, variant, mode_of, _weight_ratio)
+    lines = _mode_lines(cells, modes, digits=1)
+    roots = [f"{_root_ratio(mode, runs):.1f}" for mode in modes]
+    lines.append(["sqrt(B) ratio", *roots])
+    return _mode_table("weight of a strong worker / a weak one", modes, lines)
 
 
-def _root(mode: int, runs: list[Run]) -> float:
-    sizes = next(r["config"]["batch_sizes"] for r in runs if r["config"]["mode"] == mode)
+def _modes(runs: list[Result]) -> list[int]:
+    return sorted({run["config"]["mode"] for run in runs})
+
+
+def _mode_lines(cells: Cells, modes: list[int], *, digits: int) -> list[list[str]]:
+    """A line per row, with a cell per mode."""
+    lines = []
+    for name, row in cells.items():
+        texts = [shown(row.get(mode, []), digits) for mode in modes]
+        lines.append([name, *texts])
+    return lines
+
+
+def _mode_table(title: str, modes: list[int], lines: list[list[str]]) -> str:
+    heads = [title, *(f"mode {mode}" for mode in modes)]
+    return markdown(heads, lines)
+
+
+def _sign_error(run: Result) -> float:
+    errors = run["sign_error"]["error"]
+    return float(errors[-1])
+
+
+def _weight_ratio(run: Result) -> float:
+    """Mean weight of the workers with the largest batch, divided by that of those with the smallest."""
+    sizes = run["config"]["batch_sizes"]
+    weights = run["trust"]["weight"][-1]
+    strong = [weight for weight, size in zip(weights, sizes, strict=True) if size == max(sizes)]
+    weak = [weight for weight, size in zip(weights, sizes, strict=True) if size == min(sizes)]
+    mean_weak = fmean(weak)
+    if not mean_weak:
+        return math.inf
+    return float(fmean(strong) / mean_weak)
+
+
+def _root_ratio(mode: int, runs: list[Result]) -> float:
+    run = _with(runs, mode=mode)[0]
+    sizes = run["config"]["batch_sizes"]
     return math.sqrt(max(sizes) / min(sizes))
 
 
 # ---- labels ----------------------------------------------------------------------------------------
 
 
-def labels(runs: list[Run]) -> str:
-    """Accuracy, and that of the worst label, by rule and mode."""
-    modes = sorted({r["config"]["mode"] for r in runs})
-    whole, worst = (pivot(runs, variant, setting("mode"), v) for v in (last, _worst_label))
-    heads = ["rule", *(f"mode {m}{what}" for m in modes for what in ("", ", worst label"))]
-    lines = [[rule, *(shown(t[rule].get(m, [])) for m in modes for t in (whole, worst))] for rule in whole]
+def labels(runs: list[Result]) -> str:
+    """Accuracy over all labels and of the worst label, by rule and mode."""
+    modes = _modes(runs)
+    whole = pivot(runs, variant, mode_of)
+    worst = pivot(runs, variant, mode_of, _worst_label)
+    heads = ["rule"]
+    for mode in modes:
+        heads += [f"mode {mode}", f"mode {mode}, worst label"]
+    lines = []
+    for rule in whole:
+        line = [rule]
+        for mode in modes:
+            line.append(shown(whole[rule].get(mode, [])))
+            line.append(shown(worst[rule].get(mode, [])))
+        lines.append(line)
     return markdown(heads, lines)
 
 
-def _worst_label(run: Run) -> float:
+def _worst_label(run: Result) -> float:
     return 100 * float(min(run["accuracy_by_class"]))
 
 
 # ---- options ---------------------------------------------------------------------------------------
 
 
-def options(runs: list[Run]) -> str:
-    """Accuracy by option and mode, beside the bytes of a worker in the whole run, both ways."""
-    modes = sorted({r["config"]["mode"] for r in runs})
-    table, sent = (pivot(runs, _changed, setting("mode"), v) for v in (last, _megabytes))
-    lines = [[o, *(shown(row.get(m, [])) for m in modes), shown([fmean(v) for v in sent[o].values()][:1], 2)]
-             for o, row in table.items()]  # fmt: skip
-    return markdown(["option", *(f"mode {m}" for m in modes), "MB a worker"], lines)
+def options(runs: list[Result]) -> str:
+    """Accuracy by option and mode, beside the megabytes of a worker in the whole run, both ways."""
+    modes = _modes(runs)
+    cells = pivot(runs, _changed, mode_of)
+    sent = pivot(runs, _changed, mode_of, _megabytes)
+    lines = _mode_lines(cells, modes, digits=1)
+    for line in lines:
+        by_mode = sent[line[0]]
+        megabytes = fmean(next(iter(by_mode.values())))
+        line.append(f"{megabytes:.2f}")
+    heads = ["option", *(f"mode {mode}" for mode in modes), "MB a worker"]
+    return markdown(heads, lines)
 
 
-def _changed(run: Run) -> str:
-    usual = {"momentum": 0.9, "decay": 0.0, "feedback": False, "top": None, "rounds": 500}
-    found = {k: run["config"][k] for k, v in usual.items() if run["config"][k] != v}
-    return ", ".join(k if v is True else f"{k} {v}" for k, v in found.items()) or "default"
+def _changed(run: Result) -> str:
+    """The options that differ from the usual ones."""
+    texts = []
+    for key, usual in USUAL.items():
+        value = run["config"][key]
+        if value != usual:
+            texts.append(key if value is True else f"{key} {value}")
+    return ", ".join(texts) or "default"
 
 
-def _megabytes(run: Run) -> float:
-    each = sum(sum(unpack(run[way])) for way in ("bytes_up", "bytes_down")) / run["config"]["workers"]
+def _megabytes(run: Result) -> float:
+    up = sum(unpack(run["bytes_up"]))
+    down = sum(unpack(run["bytes_down"]))
+    each = (up + down) / run["config"]["workers"]
     return float(each / 1e6)
 
 
@@ -239,8 +384,10 @@ def main() -> None:
     """Print the tables of a results file."""
     if len(sys.argv) != 3 or sys.argv[1] not in TABLES:
         sys.exit(f"usage: python -m paper.tables {{{','.join(TABLES)}}} RESULTS.json")
-    runs = [r for r in read(sys.argv[2])["runs"] if r["status"] == "done"]
-    sys.stdout.write(TABLES[sys.argv[1]](runs) + "\n")
+    _, study, path = sys.argv
+    runs = [run for run in read(path)["runs"] if run["status"] == "done"]
+    text = TABLES[study](runs)
+    sys.stdout.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ from unittest import mock
 import pytest
 
 from signvote.report import figure, markdown, page, table, write
-from signvote.report.groups import band, groups
-from signvote.report.marks import COLOURS, DASHES, marks_of
+from signvote.report.experiments import experiments_of
+from signvote.report.marks import COLORS, DASHES, marks_of
+from signvote.report.measures import band
 from signvote.report.panels import Fall, apart, arranged, lowest
-from signvote.results import pack
+from signvote.results import Result, Results, pack
 from tests.test_report import (
     BROWSER,
     TRY,
     N,
-    Results,
-    Run,
     made_up_comparison,
     made_up_run,
     results_of,
@@ -37,17 +36,17 @@ def the_papers_figure(seeds: int = 2) -> Results:
     return results_of(*runs)
 
 
-def with_accuracy(*values: float | None, **settings: Any) -> Run:
+def with_accuracy(*values: float | None, **settings: Any) -> Result:
     run = made_up_run(**settings)
     at = list(range(0, 10 * len(values), 10))
     return run | {"evaluations": {"round": at, "accuracy": list(values), "loss": [1.0] * len(at)}}
 
 
 def test_few_curves_share_a_panel_and_many_get_one_for_each_mode() -> None:
-    panels, marks = arranged(groups(made_up_comparison(modes=(1, 4), seeds=1)))
+    panels, marks = arranged(experiments_of(made_up_comparison(modes=(1, 4), seeds=1)))
     assert [(panel.title, len(panel.members)) for panel in panels] == [("mnist-10k · tuned recipe", 6)]
     assert not marks.by_curve
-    panels, marks = arranged(groups(the_papers_figure()))
+    panels, marks = arranged(experiments_of(the_papers_figure()))
     assert [panel.title for panel in panels] == [
         "mnist-10k · mode 1: 15 x 64",
         "mnist-10k · mode 2: 9 x 4 + 6 x 154",
@@ -61,8 +60,8 @@ def test_few_curves_share_a_panel_and_many_get_one_for_each_mode() -> None:
         "pooled, tuned recipe",
     ]
     for panel in panels:
-        assert [marks.name(group) for group in panel.members] == names
-        assert len({marks.colour(group) for group in panel.members}) == 4
+        assert [marks.name(experiment) for experiment in panel.members] == names
+        assert len({marks.color(experiment) for experiment in panel.members}) == 4
     assert [bool(marks.dashes[name]) for name in names] == [True, False, False, False], (
         "plain voting is dashed"
     )
@@ -71,13 +70,15 @@ def test_few_curves_share_a_panel_and_many_get_one_for_each_mode() -> None:
 
 def test_many_rules_of_one_mode_stay_in_one_panel_and_of_one_recipe_are_named_without_it() -> None:
     rules = [f"rule-{i}" for i in range(9)]
-    panels, _ = arranged(groups(results_of(*(made_up_run(rule) for rule in rules))))
+    panels, _ = arranged(experiments_of(results_of(*(made_up_run(rule) for rule in rules))))
     assert len(panels) == 1
-    panels, marks = arranged(groups(results_of(*(made_up_run(rule, m) for rule in rules for m in (1, 4)))))
+    panels, marks = arranged(
+        experiments_of(results_of(*(made_up_run(rule, m) for rule in rules for m in (1, 4))))
+    )
     assert [len(panel.members) for panel in panels] == [9, 9]
     assert list(marks.dashes) == rules
-    looks = [(marks.colour(group), marks.dash(group)) for group in panels[0].members]
-    assert len(set(looks)) == 9, "more curves than colours"
+    looks = [(marks.color(experiment), marks.dash(experiment)) for experiment in panels[0].members]
+    assert len(set(looks)) == 9, "more curves than colors"
 
 
 RIVALS = ("majority", "pooled", "known-batch", "agreement", "robust", "oracle", "it-signsgd")
@@ -94,22 +95,22 @@ RIVALS = ("majority", "pooled", "known-batch", "agreement", "robust", "oracle", 
         [(f"rule-{i}", "tuned") for i in range(36)] + [("oracle", f"recipe-{i}") for i in range(6)],
     ],
 )
-def test_no_two_curves_look_alike_while_there_are_colours_and_dashes(curves: list[tuple[str, str]]) -> None:
-    found = groups(results_of(*(made_up_run(rule, recipe=recipe) for rule, recipe in curves)))
+def test_no_two_curves_look_alike_while_there_are_colors_and_dashes(curves: list[tuple[str, str]]) -> None:
+    found = experiments_of(results_of(*(made_up_run(rule, recipe=recipe) for rule, recipe in curves)))
     marks = marks_of(found, by_curve=True)
-    looks = {(marks.colour(group), marks.dash(group)) for group in found}
-    assert len(looks) == len(curves) <= len(COLOURS) * len(DASHES)
+    looks = {(marks.color(experiment), marks.dash(experiment)) for experiment in found}
+    assert len(looks) == len(curves) <= len(COLORS) * len(DASHES)
 
 
 def test_of_too_many_curves_some_look_alike() -> None:
-    rules = [f"rule-{i}" for i in range(len(COLOURS) * len(DASHES) + 1)]
-    marks = marks_of(groups(results_of(*map(made_up_run, rules))), by_curve=True)
-    assert (marks.colours[rules[-1]], marks.dashes[rules[-1]]) == (COLOURS[0], ())
+    rules = [f"rule-{i}" for i in range(len(COLORS) * len(DASHES) + 1)]
+    marks = marks_of(experiments_of(results_of(*map(made_up_run, rules))), by_curve=True)
+    assert (marks.colors[rules[-1]], marks.dashes[rules[-1]]) == (COLORS[0], ())
 
 
 def test_tasks_have_panels_and_frames_of_their_own() -> None:
     hard = [r | {"config": {**r["config"], "task": "hard"}} for r in the_papers_figure()["runs"][8:]]
-    panels, _ = arranged(groups(results_of(*the_papers_figure()["runs"], *hard)))
+    panels, _ = arranged(experiments_of(results_of(*the_papers_figure()["runs"], *hard)))
     assert [panel.title.split(" · ")[0] for panel in panels] == ["mnist-10k"] * 4 + ["hard"] * 4
 
 
@@ -131,12 +132,12 @@ def test_what_a_collapse_is(values: tuple[float | None, ...], expected: tuple[fl
 
 
 def test_a_collapsed_run_is_marked_and_does_not_press_the_others_together() -> None:
-    found = groups(the_papers_figure())
+    found = experiments_of(the_papers_figure())
     panels, _ = arranged(found)
     low, high = panels[0].frame
     assert 0.5 < low < 0.85
     assert high < 1.01
-    falls = [panel.fall(group) for panel in panels for group in panel.members]
+    falls = [panel.fall(experiment) for panel in panels for experiment in panel.members]
     (fall,) = [fall for fall in falls if fall]
     assert fall == Fall(seeds=1, of=2, round=210, accuracy=0.11)
     assert fall.text == "down to 11 % (1 of 2 seeds)"
@@ -145,10 +146,10 @@ def test_a_collapsed_run_is_marked_and_does_not_press_the_others_together() -> N
 
 
 def test_where_nothing_collapsed_everything_after_round_0_is_in_the_frame() -> None:
-    (panel,), _ = arranged(groups(results_of(with_accuracy(0.1, 0.3, 0.5))))
+    (panel,), _ = arranged(experiments_of(results_of(with_accuracy(0.1, 0.3, 0.5))))
     assert panel.frame == pytest.approx((0.29, 0.51))
     assert not panel.fixed
-    (panel,), _ = arranged(groups(results_of(with_accuracy(0.1, 0.9, 0.1, 0.1))))
+    (panel,), _ = arranged(experiments_of(results_of(with_accuracy(0.1, 0.9, 0.1, 0.1))))
     assert panel.frame[0] < 0.1, "nobody else is there to be pressed together"
 
 
@@ -179,9 +180,7 @@ def test_a_panel_for_each_mode_works_in_a_browser(tmp_path: Path, monkeypatch: p
     seen = tried_in_a_browser(the_papers_figure(), tmp_path)
     assert seen["errors"] == []
     assert (seen["curves"], seen["buttons"], seen["others"], seen["back"]) == (16, 16, 15, 16)
-    assert seen["falls"] == [COLOURS[1], "\u25bc down to 11 % (1 of 2 seeds)"], (
-        "the triangle, then the legend"
-    )
+    assert seen["falls"] == [COLORS[1], "\u25bc down to 11 % (1 of 2 seeds)"], "the triangle, then the legend"
 
 
 def test_a_band_never_goes_beyond_the_seeds() -> None:
@@ -235,8 +234,8 @@ def test_packed_lists_count_as_plain_ones() -> None:
 
 def test_of_a_total_the_rest_is_shown() -> None:
     run = made_up_run(rounds=10) | {"seconds": {"gradients": 6.0, "server": 1.0, "total": 10.0}}
-    (group,) = groups(results_of(run))
-    assert group.seconds_per_round() == pytest.approx({"gradients": 0.6, "server": 0.1, "rest": 0.3})
+    (experiment,) = experiments_of(results_of(run))
+    assert experiment.seconds_per_round() == pytest.approx({"gradients": 0.6, "server": 0.1, "rest": 0.3})
 
 
 def test_the_page_says_what_it_ran_on() -> None:

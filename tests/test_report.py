@@ -15,12 +15,10 @@ import pytest
 
 from signvote.errors import ConfigError, SignVoteError
 from signvote.report import figure, page, table
-from signvote.report.groups import groups
-from signvote.report.marks import COLOURS, marks_of
+from signvote.report.experiments import experiments_of
+from signvote.report.marks import COLORS, marks_of
 from signvote.report.trust import MOST_ROWS, sentence, workers_of
-
-Results = dict[str, Any]
-Run = dict[str, Any]
+from signvote.results import Result, Results
 
 N = 582_026
 MODES = {1: [64] * 15, 2: [4] * 9 + [154] * 6, 3: [4] * 12 + [304] * 3, 4: [4] * 14 + [904]}
@@ -29,7 +27,7 @@ HEIGHT = {"majority": 0.13, "it-signsgd": 0.08, "pooled": 0.02}  # accuracy lost
 
 def made_up_run(
     rule: str = "pooled", mode: int | None = 4, seed: int = 0, rounds: int = 300, **settings: Any
-) -> Run:
+) -> Result:
     """A run as `signvote compare` would write it; the curve is invented."""
     sizes = settings.pop("batch_sizes", MODES.get(mode or 0, [4, 8, 16]))
     status = settings.pop("status", "done")
@@ -63,7 +61,7 @@ def made_up_run(
     }  # fmt: skip
 
 
-def results_of(*runs: Run) -> Results:
+def results_of(*runs: Result) -> Results:
     return {"format": 1, "command": "signvote compare --task mnist-10k", "runs": list(runs)}
 
 
@@ -72,7 +70,7 @@ def made_up_comparison(modes: tuple[int, ...] = (1, 2, 3, 4), seeds: int = 3) ->
     return results_of(*(made_up_run(r, m, s) for m in modes for r in rules for s in range(seeds)))
 
 
-def attacked() -> Run:
+def attacked() -> Result:
     """Workers 0 and 1 invert their signs; worker 14 has the large batch."""
     run = made_up_run(attack="invert:2")
     for row, p in zip(run["trust"]["weight"], run["trust"]["crossover"], strict=True):
@@ -81,7 +79,7 @@ def attacked() -> Run:
     return run
 
 
-def diverged() -> Run:
+def diverged() -> Result:
     run = made_up_run()
     run["evaluations"]["loss"][:4] = [math.nan, None, 0.0, math.inf]
     return run | {"sign_error": {"round": [10, 20], "error": [0.4, 0.3]}}
@@ -170,7 +168,7 @@ def test_a_figure_is_png_or_svg(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def with_final(accuracy: float, **settings: Any) -> Run:
+def with_final(accuracy: float, **settings: Any) -> Result:
     run = made_up_run(**settings)
     run["evaluations"]["accuracy"][-1] = accuracy
     return run
@@ -214,7 +212,7 @@ def test_interrupted_runs_count_only_where_nothing_else_is_there() -> None:
     half["evaluations"] = {key: values[:3] for key, values in half["evaluations"].items()}
     (row,) = table(results_of(with_final(0.9), half))
     assert (row["seeds"], row["accuracy"], row["status"]) == (1, 0.9, "done")
-    assert "1 interrupted left out." in page(results_of(with_final(0.9), half))
+    assert "1 run left out, because interrupted." in page(results_of(with_final(0.9), half))
     (row,) = table(results_of(half))
     assert (row["seeds"], row["status"]) == (1, "interrupted")
     assert row["accuracy"] == half["evaluations"]["accuracy"][-1]
@@ -228,33 +226,37 @@ def test_a_seed_run_twice_counts_once_and_no_round_says_nothing_about_bytes() ->
 
 
 def test_what_would_carry_the_same_name_is_told_apart() -> None:
-    found = groups(results_of(made_up_run(step=0.1), made_up_run(step=0.01), made_up_run("sgd", step=0.5)))
-    assert [group.detail for group in found] == ["step 0.1", "step 0.01", ""]
+    found = experiments_of(
+        results_of(made_up_run(step=0.1), made_up_run(step=0.01), made_up_run("sgd", step=0.5))
+    )
+    assert [experiment.detail for experiment in found] == ["step 0.1", "step 0.01", ""]
     assert found[0].panel == "mnist-10k · tuned recipe · step 0.1"
-    found = groups(results_of(made_up_run(mode=1), made_up_run(mode=1, batch_sizes=[64] * 30)))
-    assert [group.detail for group in found] == ["15 x 64", "30 x 64"]
+    found = experiments_of(results_of(made_up_run(mode=1), made_up_run(mode=1, batch_sizes=[64] * 30)))
+    assert [experiment.detail for experiment in found] == ["15 x 64", "30 x 64"]
 
 
 def test_curves_are_means_with_their_spread() -> None:
     runs = [made_up_run(seed=s) for s in range(3)]
     for run, a in zip(runs, (0.1, 0.2, 0.3), strict=True):
         run["evaluations"] = {"round": [0, 50], "accuracy": [0.1, a], "loss": [2.3, None]}
-    curve = groups(results_of(*runs))[0].curve("accuracy")
+    curve = experiments_of(results_of(*runs))[0].curve("accuracy")
     assert curve.rounds == [0, 50]
     assert [curve.low[1], curve.mean[1], curve.high[1]] == pytest.approx([0.1, 0.2, 0.3])
-    assert math.isnan(groups(results_of(*runs))[0].curve("loss").mean[1])
+    assert math.isnan(experiments_of(results_of(*runs))[0].curve("loss").mean[1])
 
 
-def test_a_colour_per_mode_and_dashes_per_rule() -> None:
-    found = groups(made_up_comparison(seeds=1))
+def test_a_color_per_mode_and_dashes_per_rule() -> None:
+    found = experiments_of(made_up_comparison(seeds=1))
     marks = marks_of(found)
-    assert list(map(marks.colour, found)) == [c for c in COLOURS[:4] for _ in range(3)]
+    assert list(map(marks.color, found)) == [c for c in COLORS[:4] for _ in range(3)]
     assert len(set(marks.dashes.values())) == 3
-    alone = groups(made_up_comparison(modes=(4,), seeds=1))
-    assert len({marks_of(alone).colour(group) for group in alone}) == 3, "of one mode, colours tell the rules"
+    alone = experiments_of(made_up_comparison(modes=(4,), seeds=1))
+    assert len({marks_of(alone).color(experiment) for experiment in alone}) == 3, (
+        "of one mode, colors tell the rules"
+    )
 
 
-def believed(*weights: float | None) -> str:
+def in_words(*weights: float | None) -> str:
     run = made_up_run(mode=None, batch_sizes=[4] * len(weights))
     run["trust"] = {
         "round": [1, 2],
@@ -264,23 +266,23 @@ def believed(*weights: float | None) -> str:
     return sentence(workers_of(run))
 
 
-def test_who_is_believed_in_words() -> None:
-    assert believed(0.0, 0.0) == believed(0.0, math.nan) == "No worker is believed: every weight is 0."
-    assert believed(1.0, 1.2) == "All are believed about alike: each has 45.5 % to 54.5 % of all say."
-    assert "worker 2 (batch 4); its say is 80.0 % of all, more than all others together" in believed(
-        0.5, 0.5, 4.0
-    )
-    assert "Worker 0 is taken to be wrong more often than right" in believed(-1.0, 2.0)
+def test_weights_in_words() -> None:
+    assert in_words(0.0, 0.0) == in_words(0.0, math.nan) == "Every weight is 0: no vote counts."
+    similar = "All weights are similar: each worker has 45.5 % to 54.5 % of all weight."
+    assert in_words(1.0, 1.2) == similar
+    largest = "worker 2 (batch 4) with 80.0 % of all weight, more than all others together"
+    assert largest in in_words(0.5, 0.5, 4.0)
+    assert "worker 0 is wrong more often than right (p > 1/2), and inverts its votes" in in_words(-1.0, 2.0)
     text = unescape(page(results_of(attacked())))
-    assert "Workers 0, 1 are taken to be wrong more often than right (p > 1/2)" in text
-    assert "Most believed: worker 14 (batch 904), overruled in 12.0 % of its votes" in text
-    assert 'class="opposed"' in text
+    assert "workers 0, 1 are wrong more often than right (p > 1/2), and inverts their votes" in text
+    assert "Largest weight: worker 14 (batch 904), overruled in 12.0 % of its votes" in text
+    assert 'class="inverted"' in text
 
 
-def test_of_many_workers_the_most_and_the_least_believed_are_shown() -> None:
+def test_of_many_workers_the_largest_and_the_smallest_weights_are_shown() -> None:
     text = page(SHAPES["many workers"])
-    assert text.count('aria-label="say of') == MOST_ROWS
-    assert f"{100 - MOST_ROWS} workers between these are not shown" in text
+    assert text.count('aria-label="weight of') == MOST_ROWS
+    assert f"{100 - MOST_ROWS} workers with weights between these are not shown" in text
     assert "worker 99 (batch 904)" in text
 
 
@@ -390,7 +392,7 @@ def tried_in_a_browser(results: Results, folder: Path) -> dict[str, Any]:
 @pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_page_works_in_a_browser(name: str, tmp_path: Path) -> None:
-    series = len(groups(SHAPES[name]))
+    series = len(experiments_of(SHAPES[name]))
     seen = tried_in_a_browser(SHAPES[name], tmp_path)
     assert seen.pop("errors") == []
     assert "round " in seen.pop("tip")

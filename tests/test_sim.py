@@ -288,13 +288,13 @@ def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "go on with --resume" in shown
+    assert "continue with --resume" in shown
     result = json.loads((out / "result.json").read_text())
     assert (result["status"], result["rounds_done"]) == ("interrupted", 5)
     assert checkpoint.load(out / "checkpoint.safetensors")["round"] == 5
     again = command(*arguments)
     assert again.returncode == 2
-    assert "holds a run already; add --resume to go on" in again.stderr
+    assert "holds a run already; add --resume to continue it" in again.stderr
 
 
 @pytest.mark.slow
@@ -321,7 +321,7 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     shown, err = process.communicate()
     assert process.returncode == 0, err
-    assert "the same command goes on" in shown
+    assert "To resume, run the same command again" in shown
     results = json.loads((grid / "results.json").read_text())
     assert [(run["status"], run["rounds_done"]) for run in results["runs"]] == [("interrupted", 5)] * 2
     (tmp_path / "go").touch()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
-from signvote.report.groups import groups
+from signvote.report.experiments import experiments_of
 from signvote.results import current, pack, read, unpack
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
@@ -283,14 +283,14 @@ def test_claims_are_paired_by_seed_and_answered() -> None:
     runs = [level("majority", m, s, plain[m][s]) for m in plain for s in (0, 1)]
     runs += [level("it-signsgd", m, s, plain[m][s] + ahead[m][s], best=0.97) for m in plain for s in (0, 1)]
     runs += [level("it-signsgd", 4, 7, 0.5), made_up_run("pooled", None)]  # a seed without its pair, no mode
-    found = groups(results_of(*runs))[:-1]
+    found = experiments_of(results_of(*runs))[:-1]
     last = leads(found, "it-signsgd", "last")
     assert [lead.mode for lead in last] == [1, 2, 3, 4]
     assert [lead.by_seed for lead in last] == [pytest.approx(ahead[m]) for m in plain]
     assert verdicts(last) == {"a": "only in mode 2, mode 3", "b": "no", "c": "yes"}
     best = leads(found, "it-signsgd", "best")
     assert verdicts(best)["b"] == "yes"
-    other_step = groups(
+    other_step = experiments_of(
         results_of(*(made_up_run(rule, step=s) for rule, s in (("majority", 1.0), ("pooled", 2.0))))
     )
     assert leads(other_step, "pooled", "last") == [], "a lead is under the same conditions"

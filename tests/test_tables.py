@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from paper import tables
 
+from signvote.results import Result
 
-def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> tables.Run:
+
+def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> Result:
     config = {
         "rule": rule, "options": {}, "mode": 1, "attack": None, "seed": 0, "rounds": 500, "recipe": "tuned",
         "evaluate_every": 100, "batch_sizes": [4, 4, 4, 16, 16, 16], "workers": 6, "momentum": 0.9, "decay": 0.0,

@@ -4,7 +4,7 @@ server = signvote.Server(layout, rule="pooled")
 worker = signvote.Worker(model, worker_id=3, momentum=0.9)
 
 ballot = worker.ballot(round)                # bytes, after loss.backward()
-decision = server.decide(round, ballots)     # ballots: {worker_id: bytes} of whoever answered
+decision = server.decide(round, ballots)     # ballots: {worker_id: bytes} of the workers that answered
 worker.apply(decision, step=1e-3)            # x <- x - step * decision
 
 A name is loaded when it is first used, so that `import signvote` does not wait for torch.
@@ -93,9 +93,9 @@ _HOMES = {
     "llr_weights": "signvote.core.vote",
     "scaled": "signvote.core.vote",
     "theory": "signvote.core.theory",
-}  # name -> the module that has it, or that it is
+}  # name -> the module that defines it, or the module itself
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
@@ -104,7 +104,7 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
             raise AttributeError(f"module 'signvote' has no attribute {name!r}")
         module = import_module(_HOMES[name])
         found = module if module.__name__.endswith(f".{name}") else getattr(module, name)
-        globals()[name] = found  # from now on Python finds it by itself
+        globals()[name] = found  # from now on Python finds it without this function
         return found
 
     def __dir__() -> list[str]:

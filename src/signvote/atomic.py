@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is either the old one or all of the new one, whatever happens meanwhile."""
+    """Replace a file. After a crash it holds all of the old data or all of the new data."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with open(new, "wb") as file:
@@ -19,10 +19,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     except BaseException as error:
         new.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = str(path)  # a full disk does not say which file it was
+            error.filename = str(path)  # the error of a full disk does not name the file
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, must survive a power cut
+        os.fsync(folder)  # so that the new name survives a power cut, too
     finally:
         os.close(folder)

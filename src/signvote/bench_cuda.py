@@ -1,4 +1,4 @@
-"""How fast the kernels are on a GPU: their bandwidth beside that of a copy of the same number of bytes."""
+"""Speed of the kernels on a GPU: their bandwidth as a share of that of a copy of the same number of bytes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from signvote.kernels import Coin, CoordinateWeights, Planes, backend, words_for
 
 TARGET = 0.7  # of the bandwidth of a copy
 CACHE = 2**28  # bytes to write between two runs, more than any cache holds
-BLOCK = 512  # bytes; a copy of odd bytes is slower, and would flatter the kernels
+BLOCK = 512  # bytes; an unaligned copy is slower, and would make the kernels look better
 WARM_UP = 3  # runs
-CALLS = 16  # in a run, one after the other: starting a graph is none of a kernel's time
+CALLS = 16  # per timed run, one after the other, so that the launch of the graph hardly counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class Timing:
     workers: int
     seconds: float
     bytes_moved: int  # every input read once, every output written once
-    of_copy: float  # bandwidth / that of a copy of as many bytes beside it, as a graph or not: the faster
+    of_copy: float  # its bandwidth / that of a copy of as many bytes, timed in turns; the faster of graph and stream
     target: float
 
 
 @dataclass(frozen=True)
 class Case:
-    """A call, and the bytes that it must move."""
+    """A call, and the bytes that it has to move."""
 
     bytes_moved: int
     work: Callable[[], object]
@@ -93,14 +93,14 @@ def _time_case(n: int, m: int, repeats: int) -> list[Timing]:
 
 
 def _copy(bytes_moved: int) -> Callable[[], object]:
-    """A copy that reads half of so many bytes and writes the other half, of whole aligned blocks."""
+    """A copy of whole aligned blocks that reads half of these bytes and writes the other half."""
     words = BLOCK // 8 * -(-bytes_moved // (2 * BLOCK))
     source, target = (torch.empty(words, dtype=torch.int64, device="cuda") for _ in range(2))
     return partial(target.copy_, source)
 
 
 def _median(works: list[Callable[[], object]], repeats: int) -> list[float]:
-    """Seconds of a call of each on the device, taken in turns; the caches are emptied before each."""
+    """Median seconds of a call of each on the device. They run in turns, each with empty caches."""
     flush = torch.empty(CACHE, dtype=torch.uint8, device="cuda")
     runs: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in works]
     for turn in range(WARM_UP + repeats):
@@ -117,7 +117,7 @@ def _median(works: list[Callable[[], object]], repeats: int) -> list[float]:
 
 
 def _in_turn(work: Callable[[], object]) -> Callable[[], object]:
-    """So many calls."""
+    """A function that makes CALLS calls, one after the other."""
 
     def run() -> None:
         for _ in range(CALLS):
@@ -127,7 +127,7 @@ def _in_turn(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def _captured(work: Callable[[], object]) -> Callable[[], object]:
-    """The replay of so many calls as a graph: the host has no part in its time. Called before, to be compiled."""
+    """The replay of CALLS calls as a graph, so that the host adds no time. A first call compiles the kernel."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -140,16 +140,21 @@ def _captured(work: Callable[[], object]) -> Callable[[], object]:
 
 
 def _cases(n: int, m: int) -> dict[str, Case]:
-    """The kernels as the rules call them, decisions, counts and all."""
+    """The kernels as the rules call them, with decisions and counters."""
     generator = torch.Generator("cuda").manual_seed(0)
-    kernel, coin, plane = backend("cuda"), Coin(1), 8 * words_for(n)
+    kernel = backend("cuda")
+    coin = Coin(1)
+    plane = 8 * words_for(n)  # bytes
     x = torch.randn(n, generator=generator, device="cuda")
     shape = m, words_for(n)
     signs = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator, device="cuda")
-    votes, decision, out = Planes(signs, None), Planes(signs[0], None), empty_decision(n, coin, "cuda")
+    votes = Planes(signs, None)
+    decision = Planes(signs[0], None)
+    out = empty_decision(n, coin, "cuda")
     pooled = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    ones, trust = torch.ones(m, dtype=torch.int32), _trust(n, m)
-    pooled = pooled.cuda()  # a graph cannot wait for the host; equal weights never leave it
+    ones = torch.ones(m, dtype=torch.int32)
+    trust = _trust(n, m)
+    pooled = pooled.cuda()  # a graph cannot wait for the host, where equal weights stay
     return {
         "pack": Case(4 * n + plane, lambda: kernel.sign_planes(x, coin)),
         "pack, abstaining": Case(4 * n + 2 * plane, lambda: kernel.sign_planes(x, None)),
@@ -165,7 +170,7 @@ def _cases(n: int, m: int) -> dict[str, Case]:
 
 
 def _trust(n: int, m: int) -> CoordinateWeights:
-    """Weights of workers counted for 2 ROUNDS rounds, half of them yet to come: timing adds to counters."""
+    """Weights after 2 ROUNDS rounds, of which half are still to come, because timing adds to the counters."""
     one = CoordinateTrust(1, warmup=0, max_llr=MAX_LLR)
     one.admit(range(m))
     one._rounds.update(dict.fromkeys(range(m), 2 * ROUNDS))

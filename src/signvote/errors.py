@@ -3,10 +3,10 @@
 SignVoteError
   ConfigError      a setting out of its range, an unknown name
   LayoutError      parameters that do not fit the layout
-  BallotError      a message that must not be counted; .reason says why in one word
+  BallotError      a message that must not be counted; .reason is the cause in one word
   StateError       a state or checkpoint of another kind, layout or version
   DataError        a data file is missing, unreadable or damaged
-  EngineError      workers that should meet did not, or differ in what they must share
+  EngineError      workers did not connect, or differ in settings that they must share
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LayoutError(SignVoteError, ValueError):
 
 
 class BallotError(SignVoteError, ValueError):
-    """A message that must not be counted. `reason` is one word, for counting; the text is for people."""
+    """A message must not be counted. `reason` is one word, for statistics; the text explains it."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -41,4 +41,4 @@ class DataError(SignVoteError):
 
 
 class EngineError(SignVoteError, RuntimeError):
-    """Workers that should meet did not, or differ in what they must share; the text says which."""
+    """Workers did not connect, or differ in settings that they must share; the text names them."""

@@ -1,4 +1,4 @@
-"""Names that a user types: the unknown ones are answered with the nearest."""
+"""Names that a user types: the error for an unknown name suggests the nearest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from signvote.errors import ConfigError
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones, suggesting the nearest.
+    """Raise an error that suggests the nearest known name, if the name is unknown.
 
     >>> check_name("task", "mnits", ["mnist", "cifar10"])
     Traceback (most recent call last):

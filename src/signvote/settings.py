@@ -6,7 +6,7 @@ Everything that lists settings follows from these fields:
     cli/flags.py      a flag for each, with its text as help
     sim/compare.py    the name of a run's folder
     results/table.py  the columns of results.csv
-    report/groups.py  which runs may be compared with each other
+    report/finals.py  which experiments may be compared with each other
 
 This module imports no torch, so that results can be read without it.
 """
@@ -24,7 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "paper": {"step": 1e-3, "momentum": 0.0, "schedule": "constant", "zeros": "abstain"},
     "tuned": {"step": 1e-3, "momentum": 0.9, "schedule": "cosine", "zeros": "coin"},
 }
-FLOATS = ("sgd", "median")  # rules that move by gradients instead of signs: their steps have another scale
+FLOATS = ("sgd", "median")  # rules that step by gradients instead of signs: their steps have another scale
 SGD_STEP = 0.1
 FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
 
@@ -33,9 +33,9 @@ def about(text: str, *, in_name: bool = True, is_condition: bool = True) -> dict
     """Metadata of a setting.
 
     Args:
-        text: the help of its flag.
-        in_name: whether a folder's name shows it where it is not as usual.
-        is_condition: whether runs that differ in it are too different to be compared.
+        text: the help text of its flag.
+        in_name: whether the name of a run's folder shows it if it is unusual.
+        is_condition: whether runs that differ in it must not be compared.
 
     """
     return {"text": text, "in_name": in_name, "is_condition": is_condition}
@@ -43,14 +43,14 @@ def about(text: str, *, in_name: bool = True, is_condition: bool = True) -> dict
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one run is asked to be."""
+    """The settings of one run, as the user gives them."""
 
     task: str = field(
         metadata=about("mnist-10k (bundled), mnist, fashion-mnist or cifar10.", in_name=False),
     )
     rule: str = field(
         metadata=about(
-            "A rule that `signvote rules` explains, or one of the yardsticks oracle, sgd and median.",
+            "A rule that `signvote rules` explains, or one of the references oracle, sgd and median.",
             in_name=False,
             is_condition=False,
         ),
@@ -69,7 +69,7 @@ class Settings:
     mode: int | None = field(
         default=None,
         metadata=about(
-            "Batch mode of the paper, 1 (all alike) to 4 (one strong worker); default 1.",
+            "Batch mode of the paper, 1 (equal batches) to 4 (one strong worker); default: 1.",
             in_name=False,
             is_condition=False,  # batch_sizes is
         ),
@@ -80,7 +80,7 @@ class Settings:
     )
     total: int = field(
         default=960,
-        metadata=about("Samples a round, in a batch mode.", in_name=False, is_condition=False),
+        metadata=about("Samples per round, in a batch mode.", in_name=False, is_condition=False),
     )
     batch_sizes: tuple[int, ...] = field(
         default=(),
@@ -92,7 +92,7 @@ class Settings:
     )
     seed: int = field(
         default=0,
-        metadata=about("Seed of all that is random in the run.", in_name=False, is_condition=False),
+        metadata=about("Seed of all random numbers of the run.", in_name=False, is_condition=False),
     )
     step: float = field(
         default=FROM_RECIPE,
@@ -116,12 +116,14 @@ class Settings:
     )
     feedback: bool = field(
         default=False,
-        metadata=about("Error feedback: add to the next gradient what the signs of this vote leave out."),
+        metadata=about(
+            "Error feedback: add to the next gradient the residual that the signs of this vote leave out."
+        ),
     )
     top: float | None = field(
         default=None,
         metadata=about(
-            "Vote on this share of the coordinates only, those of largest magnitude; best with --zeros abstain."
+            "Vote only on this share of the coordinates, those with the largest magnitude; best with --zeros abstain."
         ),
     )
     split: str = field(
@@ -131,8 +133,8 @@ class Settings:
     attack: str | None = field(
         default=None,
         metadata=about(
-            "NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, such as anti:5;"
-            " docs/security.md has all."
+            "NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, for example anti:5;"
+            " docs/security.md lists all attacks."
         ),
     )
     miss: float = field(
@@ -142,12 +144,12 @@ class Settings:
     absent: tuple[str, ...] = field(
         default=(),
         metadata=about(
-            "WORKER:FROM[:TO], rounds in which a worker is away: it joins late, leaves or returns."
+            "WORKER:FROM[:TO], rounds in which a worker is absent: it joins late, leaves or returns."
         ),
     )
     evaluate_every: int = field(
         default=50,
-        metadata=about("Rounds between two tests.", in_name=False, is_condition=False),
+        metadata=about("Rounds between two evaluations.", in_name=False, is_condition=False),
     )
     test_batch: int = field(
         default=64,
@@ -167,7 +169,7 @@ class Settings:
     options: dict[str, Any] = field(
         default_factory=dict,
         metadata=about(
-            "KEY=VALUE of the rule, such as forgetting=0.98, per=tensor, warmup=50.",
+            "Options of the rule as KEY=VALUE, such as forgetting=0.98, per=tensor, warmup=50.",
             is_condition=False,
         ),
     )
@@ -181,19 +183,19 @@ SETTINGS: dict[str, Field[Any]] = {setting.name: setting for setting in fields(S
 
 
 def plain(value: Any) -> Any:
-    """A value of a setting as JSON has it."""
+    """A value of a setting as JSON stores it."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def default_of(setting: Field[Any]) -> Any:
-    """Its default as JSON has it; MISSING if it must be given."""
+    """The default of a setting as JSON stores it; MISSING if it has none."""
     if setting.default_factory is not MISSING:
         return setting.default_factory()
     return plain(setting.default)
 
 
 def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recipe of a run sets; nothing if the recipe is unknown.
+    """The settings that the recipe of a run decides; empty if the recipe is unknown.
 
     >>> recipe_of({"recipe": "tuned", "rule": "sgd"})["step"]
     0.1
@@ -205,13 +207,13 @@ def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With each setting that was not given as the recipe has it, or else at its default."""
+    """All settings: those not given come from the recipe, or else are at their default."""
     usual = _usual(settings)
     return {name: settings.get(name, usual.get(name)) for name in SETTINGS}
 
 
 def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that are neither as the recipe has them nor at their default; those of recipes last.
+    """The settings that differ from the recipe and from their default; those that a recipe decides come last.
 
     >>> unusual({"task": "mnist", "step": 0.01, "momentum": 0.9, "decay": 0.1})
     {'task': 'mnist', 'decay': 0.1, 'step': 0.01}
@@ -224,11 +226,11 @@ def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conditions(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What two runs must have in common to be compared.
+    """The settings that two runs must share to be compared.
 
-    That is every setting but the rule, its options, the seed and what changes no accuracy. An unusual value
-    counts and a usual one does not, because the usual step of `sgd` differs from that of a vote. Settings that
-    this version does not know count as well.
+    These are all settings except the rule, its options, the seed and those that change no accuracy. Only unusual
+    values count, because the usual step of `sgd` differs from that of a vote. Settings that this version does not
+    know count as well.
 
     >>> conditions({"task": "mnist", "rule": "sgd", "seed": 3, "step": 0.1, "decay": 0.1})
     {'task': 'mnist', 'decay': 0.1}

@@ -1,4 +1,4 @@
-"""The command line: `signvote COMMAND`. Parses, shows progress, prints tables; the work is done elsewhere."""
+"""The command line, `signvote COMMAND`: parses flags, shows progress, prints tables. Other modules do the work."""
 
 from __future__ import annotations
 
@@ -30,30 +30,31 @@ COMMANDS = {
 }
 TEACHING = """One model, many unequal machines, one bit per parameter each way.
 
-signvote compare: the paper's figure on bundled data, in minutes; start here.
+signvote compare: draw the paper's figure from bundled data, in minutes. Start here.
 
-signvote train --rule pooled --mode 4 --attack invert:3: one run, any population.
+signvote train --rule pooled --mode 4 --attack invert:3: train once, with any workers.
 
-signvote report runs/compare runs/train: all of it on one page.
+signvote report runs/compare runs/train: show the results of both on one page.
 
-signvote doctor: what is installed, fast, missing.
+signvote doctor: show what is installed, how fast it is and what is missing.
 
 Each command has its own --help."""
 
 
 def parse(arguments: Sequence[str]) -> Any:
-    """The command with its settings; what is wrong is said, and the process ends with code 2."""
-    brief = not set(arguments) & set(COMMANDS)  # all commands in a line each; a single one in full
-    kinds = [
-        Annotated[kind, subcommand(name, description=(kind.__doc__ or "").split("\n")[0] if brief else None)]
-        for name, kind in COMMANDS.items()
-    ]
+    """The command with its settings. A wrong flag is reported, and the process exits with code 2."""
+    lists_all = not set(arguments) & set(COMMANDS)  # then each command gets one line
+    kinds = []
+    for name, kind in COMMANDS.items():
+        first_line = (kind.__doc__ or "").split("\n")[0]
+        description = first_line if lists_all else None
+        kinds.append(Annotated[kind, subcommand(name, description=description)])
     any_of: Any = Union[tuple(kinds)]  # noqa: UP007
     return tyro.cli(any_of, prog="signvote", description=TEACHING, args=arguments)
 
 
 def main() -> None:
-    """Parse the command line and run the command; our errors are one sentence and exit code 2."""
+    """Parse the command line and run the command. An error of signvote is one sentence and exit code 2."""
     arguments = sys.argv[1:]
     try:
         if arguments and not arguments[0].startswith("-"):

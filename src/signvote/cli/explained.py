@@ -1,4 +1,4 @@
-"""What each rule does, read from the source of `signvote.core`: importing it would take seconds, for torch."""
+"""What each rule does, read from the source of `signvote.core`, because importing torch would take seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def rules() -> dict[str, list[str]]:
 
 
 def _statements() -> list[ast.stmt]:
-    """Of all modules of the core."""
+    """The top-level statements of all modules of core."""
     sources = [path for path in files("signvote.core").iterdir() if path.name.endswith(".py")]
     return [statement for path in sources for statement in ast.parse(path.read_text("utf-8")).body]
 
@@ -35,7 +35,7 @@ def _is_table(node: ast.AnnAssign) -> bool:
 
 
 def _name(kind: ast.ClassDef) -> str | None:
-    """The constant `name` of a class; None if it has none, as the type in the table's annotation."""
+    """The constant `name` of a class; None for a class without one, such as the type in the table's annotation."""
     for node in kind.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "name":
             return str(ast.literal_eval(node.value))

@@ -1,4 +1,4 @@
-"""Flags of the commands that train: one for each setting of a run, as `signvote.settings` declares it."""
+"""Flags of the commands that train: one for each setting of a run that `signvote.settings` declares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_settings(*left_out: str, **defaults: str) -> Callable[[type[T]], type[T
 
     Args:
         left_out: settings that the command has no flag for.
-        defaults: of the settings that must be given.
+        defaults: values for the settings that have no default.
 
     """
 
@@ -37,7 +37,7 @@ def with_settings(*left_out: str, **defaults: str) -> Callable[[type[T]], type[T
 
 
 def settings_of(command: object) -> dict[str, Any]:
-    """The settings that a command has flags for, as they were given."""
+    """The settings that a command has flags for, as the user gave them."""
     given = {name: getattr(command, name) for name in SETTINGS if hasattr(command, name)}
     if "options" in given:
         given["options"] = dict(map(option, given["options"]))
@@ -45,7 +45,7 @@ def settings_of(command: object) -> dict[str, Any]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """KEY=VALUE, the value as JSON if it is any, else as text.
+    """KEY=VALUE as a pair. The value is parsed as JSON; if that fails, it is a text.
 
     >>> option("per=tensor"), option("forgetting=0.98")
     (('per', 'tensor'), ('forgetting', 0.98))
@@ -60,12 +60,12 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def _default(setting: Field[Any]) -> Any:
-    """A table is typed as texts; the other settings start at their default."""
+    """The default of a flag. A setting that is a dictionary is given as texts."""
     return () if setting.default is MISSING else setting.default
 
 
 def _hint(setting: Field[Any]) -> Any:
-    """The type of a flag, with its help."""
+    """The type of a flag, with its help text."""
     hint = HINTS[setting.name]
     if get_origin(hint) is dict:
         hint = tuple[str, ...]

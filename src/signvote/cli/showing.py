@@ -1,4 +1,4 @@
-"""Long work in a terminal: bars while it runs, then the table, the page and the figure."""
+"""Runs shown in a terminal: progress bars while they run, then the table, the page and the figure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each run, with its accuracy; it leaves nothing behind."""
-    what, accuracy = TextColumn("{task.description}"), TextColumn("{task.fields[accuracy]}")
-    columns = (what, BarColumn(), MofNCompleteColumn(), accuracy, TimeRemainingColumn())
+    """A bar for each run, with its accuracy. All bars disappear at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, transient=True) as progress:
         yield progress
 
@@ -37,7 +42,7 @@ def run_all(
     data_dir: Path | None,
     trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> None:
-    """Run what is not done yet, showing what is under way, then write and print the results of all."""
+    """Run the configurations that are not finished, show their progress, then write and print all results."""
     from signvote.results import identity, identity_of
     from signvote.sim.compare import compare
 
@@ -46,28 +51,46 @@ def run_all(
     configs = list(runs.values())
     out.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
-        whole = progress.add_task("all runs", total=sum(c.rounds for c in configs), accuracy="")
-        bars = [progress.add_task(n, total=c.rounds, accuracy="", visible=False) for n, c in runs.items()]
+        rounds = sum(config.rounds for config in configs)
+        whole = progress.add_task("all runs", total=rounds, accuracy="")
+        bars = []
+        for name, config in runs.items():
+            bar = progress.add_task(name, total=config.rounds, accuracy="", visible=False)
+            bars.append(bar)
 
         def watch(number: int, round: int, accuracy: float) -> None:
-            under_way = round < configs[number].rounds
-            progress.update(bars[number], completed=round, accuracy=f"{accuracy:.1%}", visible=under_way)
-            progress.update(whole, completed=sum(t.completed for t in progress.tasks if t.id != whole))
+            progress.update(
+                bars[number],
+                completed=round,
+                accuracy=f"{accuracy:.1%}",
+                visible=round < configs[number].rounds,
+            )
+            completed = sum(bar.completed for bar in progress.tasks if bar.id != whole)
+            progress.update(whole, completed=completed)
 
         results = compare(
-            configs, out, names=list(runs), command=command, data_dir=data_dir, machine=machine,
-            jobs=jobs, watch=watch, trackers=trackers,
-        )  # fmt: skip
+            configs,
+            out,
+            names=list(runs),
+            command=command,
+            data_dir=data_dir,
+            machine=machine,
+            jobs=jobs,
+            watch=watch,
+            trackers=trackers,
+        )
     if results["runs"]:
         show(results, out)
     done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
     left = sum(identity(config) not in done for config in configs)
     if left:
-        Console().print(f"{left} of {len(configs)} runs are not finished; the same command goes on.")
+        Console().print(
+            f"{left} of {len(configs)} runs are not finished. To resume, run the same command again."
+        )
 
 
 def show(results: dict[str, Any], out: Path, baseline: str = "majority") -> None:
-    """Write what people look at, and print the table."""
+    """Write the report, and print its table."""
     from signvote import report
     from signvote.report import terminal
 

@@ -18,17 +18,17 @@ from signvote.cli.training import DataDir
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """Fetch data sets with checksums, or verify those that are there."""
+    """Download data sets and check their checksums, or only verify the files that are there."""
 
     names: Positional[tuple[str, ...]] = ("mnist",)
-    """mnist, fashion-mnist, cifar10."""
+    """mnist, fashion-mnist or cifar10."""
     data_dir: DataDir = None
-    """Where to; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    """Folder for the data files; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
     verify: bool = False
-    """Only say what is there."""
+    """Only check the files that are there."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.tasks.download import fetch, verify
         from signvote.tasks.files import data_folder
 
@@ -48,14 +48,15 @@ class Fetch:
 class Bench:
     """Time every kernel as a ratio to copying the float32 vector in the same run.
 
-    Prints a table and writes JSON: pack, votes, trust, steps, beside the textbook way in torch;
-    one thread and all, several numbers of workers, and at growing sizes to show that cost is linear.
+    Prints a table and writes JSON. The kernels that pack, vote, count and step are timed beside plain torch
+    code, with one thread and with all, for several numbers of workers, and at growing sizes to show that the cost
+    is linear.
     """
 
     what: Positional[Literal["kernels"]] = "kernels"
     """What to time."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """What to time; cuda: bandwidth as a share of a copy's."""
+    """Device to time. For cuda, the table shows bandwidth as a share of a copy's."""
     coordinates: int | None = None
     """N, the length of the vector; default: 25 million, on a GPU 100 million."""
     workers: tuple[int, ...] | None = None
@@ -63,17 +64,21 @@ class Bench:
     threads: tuple[int, ...] = ()
     """Numbers of threads; default: 1 and all."""
     repeats: int = 5
-    """Runs of each; the fastest counts."""
+    """Number of timed runs of each kernel; the fastest counts."""
     out: Path = Path("bench.json")
-    """Where the JSON goes."""
+    """File for the JSON."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote import bench, bench_cuda
 
         gpu = self.device == "cuda"
-        n = (100_000_000 if gpu else 25_000_000) if self.coordinates is None else self.coordinates
-        workers = ((15,) if gpu else (15, 50, 100)) if self.workers is None else self.workers
+        n = self.coordinates
+        if n is None:
+            n = 100_000_000 if gpu else 25_000_000
+        workers = self.workers
+        if workers is None:
+            workers = (15,) if gpu else (15, 50, 100)
         if gpu:
             bench_cuda.kernels(n, workers, self.repeats, self.out)
         else:
@@ -88,7 +93,7 @@ class FlowerApp:
     """A new or empty folder."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.engines.flower_app import write_app
 
         for path in write_app(self.folder):
@@ -97,10 +102,10 @@ class FlowerApp:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What each rule does, and when to take it."""
+    """Explain what each rule does and when to use it."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.cli import explained
 
         for name, summary in explained.rules().items():
@@ -115,10 +120,10 @@ class Completion:
     """
 
     shell: Positional[Literal["bash", "zsh"]]
-    """Which shell."""
+    """The shell that should use it."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.cli import parse
 
         parse(["--tyro-print-completion", self.shell])  # prints it and exits
@@ -129,19 +134,19 @@ class Version:
     """Print the version."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         Console().print(__version__, highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what is installed, which kernels run here and how fast, and what is missing."""
+    """Show what is installed, which kernels run here, how fast they are and what is missing."""
 
     data_dir: DataDir = None
-    """Where to look for data files; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    """Folder of the data files; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.doctor import findings
 
         for finding in findings(self.data_dir):

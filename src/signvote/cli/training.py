@@ -33,16 +33,16 @@ class Where:
     device: str = "cpu"
     """Where to compute: cpu, cuda, or one of several GPUs as cuda:1."""
     precision: Literal["float32", "tf32", "bf16"] = "tf32"
-    """How a GPU multiplies; results say it. float32 is exact and slowest; a CPU always does that."""
+    """Precision of products on a GPU, recorded in the results. float32 is exact and slowest; a CPU always uses it."""
     data_dir: DataDir = None
     """Where the data files are; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
     together: tyro.conf.FlagCreatePairsOff[bool] = False
     """Compute the gradients of all workers in one pass on a CPU too, where the model allows it. A GPU always does."""
     tensorboard: bool = False
-    """Also write TensorBoard's files into the folder of each run: scalars, histograms of trust."""
+    """Also write TensorBoard files into the folder of each run: scalars, and histograms of trust."""
 
     def trackers(self) -> list[type[TensorBoard]]:
-        """What records each run, made from its folder. A missing package is reported at once."""
+        """Constructors of the trackers, each called with the folder of a run. A missing package is reported at once."""
         from signvote.sim import TensorBoard
 
         return [TensorBoard.checked()] if self.tensorboard else []
@@ -70,21 +70,21 @@ class Where:
 @dataclass(frozen=True, kw_only=True)
 @with_settings(task=TASK, rule="pooled")
 class Train(Where):
-    """Train once: any rule, task, population, attack.
+    """Train once, with any rule, task, workers and attack.
 
     Writes results.json and .csv, report.html, figure.png and a checkpoint into --out. Ctrl-C stops after the
-    round; --resume goes on bit for bit.
+    current round; --resume continues bit for bit.
 
     signvote train --rule robust --batch-sizes 4 4 4 64 256 --attack sleeper:1:100 --out runs/sleeper
     """
 
     out: Out = Path("runs/train")
-    """Where results go."""
+    """Folder for the results."""
     resume: bool = False
-    """Go on from the checkpoint in --out."""
+    """Continue from the checkpoint in --out."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.results import results_of
         from signvote.sim import Config, Run, train
         from signvote.tasks import load_task
@@ -92,7 +92,7 @@ class Train(Where):
         config = Config(**settings_of(self))
         if (self.out / "checkpoint.safetensors").exists() and not self.resume:
             raise ConfigError(
-                f"{self.out} holds a run already; add --resume to go on, or choose another --out"
+                f"{self.out} holds a run already; add --resume to continue it, or choose another --out"
             )
         machine = self.machine()
         trackers = [tracker(self.out) for tracker in self.trackers()]
@@ -109,16 +109,16 @@ class Train(Where):
             )
         show(results_of([result], _command()), self.out)
         if result["status"] == "interrupted":
-            Console().print(f"Stopped after round {result['rounds_done']}; go on with --resume.")
+            Console().print(f"Stopped after round {result['rounds_done']}; continue with --resume.")
 
 
 @dataclass(frozen=True, kw_only=True)
 @with_settings("rule", "mode", "seed", "options", task=TASK)
 class Compare(Where):
-    """The paper's figure: rules x batch modes x seeds.
+    """Draw the paper's figure: train every rule in every batch mode with every seed.
 
-    Writes results.json, .csv and .md, figure.png, figure.svg and report.html into --out. What is done already
-    is skipped, so an interrupted comparison goes on where it was.
+    Writes results.json, .csv and .md, figure.png, figure.svg and report.html into --out. Finished
+    runs are skipped. To resume after Ctrl-C, run the same command again.
 
     signvote compare --task mnist --rules majority pooled robust --modes 1 2 3 4 --seeds 0 1 2
     """
@@ -128,14 +128,14 @@ class Compare(Where):
     modes: tuple[int, ...] = (1, 4)
     """Batch modes of the paper."""
     seeds: tuple[int, ...] = (0,)
-    """One run for each."""
+    """Seeds of each combination of rule and mode, one run per seed."""
     out: Out = Path("runs/compare")
-    """Where results go."""
+    """Folder for the results."""
     jobs: int | None = None
-    """Runs at a time; default: one per core, on a GPU one."""
+    """Number of runs at a time; default: one per core, on a GPU one."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.sim import Config
         from signvote.sim.compare import name_of
 
@@ -150,27 +150,27 @@ class Compare(Where):
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Where):
-    """Run what a TOML file lists: one command repeats a published result.
+    """Run all configurations that a TOML file lists: one command reproduces a published result.
 
-    Writes what `compare` does into --out. A run that results.json holds is not run again, here or on another
-    machine; --seeds adds to them.
+    Writes the same files as `compare` into --out. A run whose result is in results.json is not run again, here or
+    on another machine. Other --seeds add to them.
 
     signvote study paper/fig1-mnist.toml --device cuda --seeds 3 4
     """
 
     file: Positional[Path]
-    """The study, such as paper/fig1-mnist.toml; docs/simulate.md says what is in it."""
+    """The study, such as paper/fig1-mnist.toml; docs/simulate.md describes the format."""
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Where results go; default: the folder of the file's name beside it."""
+    """Folder for the results; default: the path of the file without .toml."""
     seeds: tuple[int, ...] = ()
-    """Instead of the file's."""
+    """Seeds to use instead of the file's."""
     only: str | None = None
     """Only the runs with this text in their name, such as pooled or mode4."""
     jobs: int | None = None
-    """Runs at a time; default: one per core, on a GPU one."""
+    """Number of runs at a time; default: one per core, on a GPU one."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.sim.study import read_study
 
         every = read_study(self.file, self.seeds)
@@ -180,7 +180,7 @@ class Study(Where):
         self.run_all(runs, self.out or self.file.with_suffix(""), self._command(), self.jobs)
 
     def _command(self) -> str:
-        """What repeats it elsewhere: without the folders of this machine."""
+        """The command that repeats it on another machine: without the folders of this one."""
         seeds = ["--seeds", *map(str, self.seeds)] if self.seeds else []
         only = ["--only", self.only] if self.only else []
         where = [] if self.device == "cpu" else ["--device", self.device, "--precision", self.precision]
@@ -192,21 +192,21 @@ class Study(Where):
 class Report:
     """Merge the runs of several folders into one page, figure and table, and compare them.
 
-    A run that several folders hold is taken once. Where they hold different results of one configuration, both
-    are shown, named by their folder. Writes what `compare` does; reads results of any earlier signvote.
+    A run that is in several folders counts once. If folders have different results of one configuration, the
+    report shows both, with the name of the folder. Writes the same files as `compare`.
 
     signvote report runs/mine runs/theirs --baseline pooled
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Where `train`, `compare` or `study` wrote: folders, or results.json files."""
+    """Folders that `train`, `compare` or `study` wrote, or results.json files."""
     out: Out = Path("runs/report")
-    """Where the page goes."""
+    """Folder for the page."""
     baseline: str = "majority"
-    """The rule to measure the others against, in points of accuracy paired by seed."""
+    """Rule to compare the others with: their leads are in points of accuracy, paired by seed."""
 
     def run(self) -> None:
-        """Do it."""
+        """Run the command."""
         from signvote.names import check_name
         from signvote.results import merged, read
 

@@ -1,12 +1,17 @@
-"""What people look at, from a results dictionary alone: `table`, `figure`, `page`, `markdown`; `write` them all.
+"""Figures, pages and tables from a results dictionary: `table`, `figure`, `page`, `markdown`; `write` writes all.
 
-groups.py    runs that differ by their seed only become one group: curve, final accuracy, bytes, seconds
-finals.py    the final table: accuracy, the best rule, leads over the baseline, under the same conditions only
-panels.py    which curves share a panel and in what frame; marks.py: their colours and dashes
-plot.py      the paper's figure, with matplotlib
-webpage.py   the page: one HTML file, no library, works offline (page.html, page.css, page.js go into it)
-trust.py     the part of the page that shows who is believed, and why
-markdown.py  the final table for a README; terminal.py: for a terminal
+experiments.py  an experiment is all runs that differ in their seed only: curve, final accuracy, bytes, seconds
+measures.py     a metric by round; mean, spread and band of several seeds
+labels.py       settings in words
+finals.py       the final table: accuracy, the best rule, leads over the baseline under the same conditions
+panels.py       which curves share a panel, and its range
+marks.py        the colors and dashes of curves
+plot.py         the paper's figure, with matplotlib
+webpage.py      the page: one HTML file, no library, works offline (it includes page.html, page.css, page.js)
+webtables.py    the tables of the page; markup.py: their rows and cells
+trust.py        the part of the page that shows the weights of the workers
+markdown.py     the final table for a README
+terminal.py     the final table in a terminal
 """
 
 from pathlib import Path
@@ -23,11 +28,13 @@ __all__ = ["figure", "markdown", "page", "table", "write"]
 
 
 def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
-    """results.json, .csv and .md, figure.png, figure.svg and report.html into a folder that exists."""
+    """Write results.json, .csv and .md, figure.png and .svg and report.html into an existing folder."""
     results = current(results)
+    csv = to_csv(results)
     write_results(out / "results.json", results)
-    write_atomically(out / "results.csv", to_csv(results).encode())
+    write_atomically(out / "results.csv", csv.encode())
     write_atomically(out / "results.md", markdown(results).encode())
     figure(results, out / "figure.png")
     figure(results, out / "figure.svg")
-    write_atomically(out / "report.html", page(results, baseline).encode())
+    html = page(results, baseline)
+    write_atomically(out / "report.html", html.encode())

@@ -1,7 +1,7 @@
-"""The final table: each group's accuracy at the end, which is best, and how far it leads the baseline.
+"""The final table: the accuracy of each experiment at the end, the best, and the lead over the baseline.
 
-Groups are compared under the same conditions only: they may differ in the rule and its options, but in no setting that
-changes an accuracy (`signvote.settings.conditions`).
+Experiments are compared under the same conditions only: they may differ in the rule and its options, but in no
+setting that changes an accuracy (`signvote.settings.conditions`).
 """
 
 from __future__ import annotations
@@ -9,77 +9,107 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from signvote.report.groups import Group, batch_order, groups, spread_of, unique
+from signvote.report.experiments import Experiment, batch_order, experiments_of
+from signvote.report.labels import unique
+from signvote.report.measures import mean_text, spread_of
 from signvote.results import Results
 from signvote.settings import conditions
 
-BASELINE = "majority"  # the rule that others are measured against
+BASELINE = "majority"  # the rule that the others are compared with
+SETTINGS = ("task", "recipe", "attack", "split", "detail")  # of a row, other than rule and batches
 Row = dict[str, Any]
 
 
 def table(results: Results, baseline: str = BASELINE) -> list[Row]:
-    """One row per group: what it was, and its final accuracy, in the order people compare.
+    """One row per experiment: its settings and its final accuracy, by panel, batch mode and accuracy.
 
-    Keys: task, recipe, attack, split, detail (what else tells two rows apart), batches, rule, status, seeds
-    (how many), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one seed),
-    bytes_up (per round and worker), times_fewer (than float32), both None where no round was run; best:
-    whether it has the highest accuracy of several under the same conditions; lead and lead_spread: by how much
-    it is ahead of the rule `baseline` under the same conditions, paired by seed, None where that was not run.
+    Keys: task, recipe, attack, split, detail (other settings that distinguish two rows), batches, rule, status,
+    seeds (their number), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one
+    seed), bytes_up (per round and worker), times_fewer (than float32), both None if no round was run; best:
+    whether it has the highest accuracy of several under the same conditions; lead and lead_spread: its lead
+    over the rule `baseline` under the same conditions, paired by seed, None if there is no such run.
     """
-    found = groups(results)
-    panels = unique(group.panel for group in found)
-    batches = batch_order(found)
-    same = [conditions(group.config) for group in found]
-    rows = []
-    for group, mine in zip(found, same, strict=True):
-        alike = zip(found, same, strict=True)
-        rivals = [other for other, its in alike if other is not group and its == mine]
-        row = _row(group) | {"best": _is_best(group, rivals)} | _lead(group, rivals, baseline)
-        rows.append((panels.index(group.panel), batches.index(group.batches), row))
-    return [row for *_, row in sorted(rows, key=lambda r: (r[0], r[1], -r[2]["accuracy"]))]
+    experiments = experiments_of(results)
+    panels = unique(experiment.panel for experiment in experiments)
+    batches = batch_order(experiments)
+    by_conditions = [(conditions(experiment.settings), experiment) for experiment in experiments]
+    keyed = []
+    for mine, experiment in by_conditions:
+        same = [other for its, other in by_conditions if its == mine]
+        rivals = [other for other in same if other is not experiment]
+        row = _row(experiment)
+        row["best"] = _is_best(experiment, rivals)
+        row |= _lead(experiment, rivals, baseline)
+        panel = panels.index(experiment.panel)
+        mode = batches.index(experiment.batches)
+        place = (panel, mode, -row["accuracy"])
+        keyed.append((place, row))
+    keyed.sort(key=lambda pair: pair[0])
+    return [row for _, row in keyed]
 
 
-def lead_text(row: dict[str, Any]) -> str:
+def lead_text(row: Row) -> str:
     """A row's lead in points.
 
     >>> lead_text({"lead": 0.0125, "lead_spread": 0.003}), lead_text({"lead": None, "lead_spread": None})
     ('+1.25 ± 0.30', '')
     """
-    spread = "" if row["lead_spread"] is None else f" ± {100 * row['lead_spread']:.2f}"
-    return "" if row["lead"] is None else f"{100 * row['lead']:+.2f}{spread}"
+    if row["lead"] is None:
+        return ""
+    return mean_text(row["lead"], row["lead_spread"], sign="+")
 
 
-def _accuracy(group: Group) -> float:
-    return fmean(group.final_by_seed().values())
+def varying_settings(rows: list[Row]) -> list[str]:
+    """The settings, other than rule and batches, in which the rows differ."""
+    varying = []
+    for name in SETTINGS:
+        values = {row[name] for row in rows}
+        if len(values) > 1:
+            varying.append(name)
+    return varying
 
 
-def _is_best(group: Group, rivals: list[Group]) -> bool:
-    return bool(rivals) and _accuracy(group) >= max(map(_accuracy, rivals))
+def _accuracy(experiment: Experiment) -> float:
+    return fmean(experiment.final_by_seed().values())
 
 
-def _lead(group: Group, rivals: list[Group], baseline: str) -> dict[str, float | None]:
-    """Over the baseline: the difference in each seed that both have."""
-    mine = group.final_by_seed()
-    its = next((rival.final_by_seed() for rival in rivals if rival.rule == baseline), {})
-    by_seed = [mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())]
-    return {"lead": fmean(by_seed) if by_seed else None, "lead_spread": spread_of(by_seed)}
+def _is_best(experiment: Experiment, rivals: list[Experiment]) -> bool:
+    if not rivals:
+        return False
+    return _accuracy(experiment) >= max(map(_accuracy, rivals))
 
 
-def _row(group: Group) -> Row:
-    accuracies = list(group.final_by_seed().values())
-    up = group.bytes_per_worker("bytes_up")
+def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> dict[str, float | None]:
+    """The lead over the baseline: the mean difference over the seeds that both have."""
+    same_rule = [rival for rival in rivals if rival.rule == baseline]
+    if not same_rule:
+        return {"lead": None, "lead_spread": None}
+    mine = experiment.final_by_seed()
+    its = same_rule[0].final_by_seed()
+    shared_seeds = sorted(mine.keys() & its.keys())
+    differences = [mine[seed] - its[seed] for seed in shared_seeds]
     return {
-        "task": group.config["task"],
-        "recipe": group.config.get("recipe"),
-        "attack": group.config.get("attack"),
-        "split": group.config.get("split"),
-        "detail": group.detail,
-        "batches": group.batches,
-        "rule": group.rule,
-        "status": "interrupted" if group.interrupted else "done",
-        "seeds": len(group.runs),
+        "lead": fmean(differences) if differences else None,
+        "lead_spread": spread_of(differences),
+    }
+
+
+def _row(experiment: Experiment) -> Row:
+    settings = experiment.settings
+    accuracies = list(experiment.final_by_seed().values())
+    bytes_up = experiment.bytes_per_worker("bytes_up")
+    return {
+        "task": settings["task"],
+        "recipe": settings.get("recipe"),
+        "attack": settings.get("attack"),
+        "split": settings.get("split"),
+        "detail": experiment.detail,
+        "batches": experiment.batches,
+        "rule": experiment.rule,
+        "status": "interrupted" if experiment.interrupted else "done",
+        "seeds": len(experiment.runs),
         "accuracy": fmean(accuracies),
         "spread": spread_of(accuracies),
-        "bytes_up": up,
-        "times_fewer": group.float32_bytes() / up if up else None,
+        "bytes_up": bytes_up,
+        "times_fewer": experiment.float32_bytes() / bytes_up if bytes_up else None,
     }

@@ -2,69 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from signvote.report.finals import table
-from signvote.report.groups import Group, batch_order, groups, unique
+from signvote.report.experiments import Experiment, batch_order, experiments_of, machines_of
+from signvote.report.finals import SETTINGS, Row, table, varying_settings
+from signvote.report.labels import unique
+from signvote.report.measures import mean_text
 from signvote.results import Results
 
-SETTINGS = ("task", "recipe", "attack", "split", "detail")  # of a row; shown where they differ
-Row = dict[str, Any]
+ESCAPES = {"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "}  # the backslash first
+Line = dict[str, Row]  # the rows of a rule, by batches
 
 
 def markdown(results: Results) -> str:
-    """Final accuracy, mean and spread over the seeds, and what a vote cost."""
-    found, rows = groups(results), table(results)
-    modes = batch_order(found)
-    told = ["rule", *(name for name in SETTINGS if len({row[name] for row in rows}) > 1)]
-    lines: dict[tuple[Any, ...], dict[str, Row]] = {}
-    order = unique(group.rule for group in found)
-    for row in sorted(rows, key=lambda row: order.index(row["rule"])):
-        lines.setdefault(tuple(row[name] for name in ("rule", *SETTINGS)), {})[row["batches"]] = row
-    full = {group.batches: group.full_batches for group in found}
-    heads = [*told, *(full[mode] for mode in modes), "bytes a vote", "fewer than float32"]
-    body = [_line(next(iter(by_mode.values())), told, [by_mode.get(mode) for mode in modes])
-            for by_mode in lines.values()]  # fmt: skip
-    rule = ["---"] * len(told) + ["---:"] * (len(heads) - len(told))
-    return "\n".join([_caption(found), "", *map(_joined, (heads, rule, *body)), ""])
+    """Final accuracy, mean and spread over the seeds, and the bytes of a vote."""
+    experiments = experiments_of(results)
+    rows = table(results)
+    modes = batch_order(experiments)
+    titles = {experiment.batches: experiment.full_batches for experiment in experiments}
+    words = ["rule", *varying_settings(rows)]
+    numbers = [titles[mode] for mode in modes]
+    numbers += ["bytes a vote", "fewer than float32"]
+    left = ["---"] * len(words)
+    right = ["---:"] * len(numbers)
+    text = [_caption(experiments), ""]
+    text.append(_joined(words + numbers))
+    text.append(_joined(left + right))
+    rules = unique(experiment.rule for experiment in experiments)
+    for line in _lines(rows, rules):
+        text.append(_joined(_cells(line, words, modes)))
+    text.append("")
+    return "\n".join(text)
 
 
-def _caption(found: list[Group]) -> str:
-    rounds = unique(str(group.curve("accuracy").rounds[-1]) for group in found)
-    seeds = sorted({len(group.runs) for group in found})
-    many = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' * (seeds[0] > 1)}"
-    spread = ", mean ± standard deviation" if seeds[-1] > 1 else ""
-    spread += " (of two seeds, their distance)" if 2 in seeds else ""
-    machines = unique(text for group in found if (text := group.machine()))
-    ran = f" Ran on {'; '.join(machines)}." if machines else ""
-    tasks = ", ".join(unique(_plain(group.config["task"]) for group in found))
-    return f"{tasks}: test accuracy in % after {' or '.join(rounds)} rounds, {many}{spread}.{_plain(ran)}"
+def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:
+    """The rows that differ in nothing but their batches, together; by rule."""
+    lines: dict[tuple[Any, ...], Line] = {}
+    for row in sorted(rows, key=lambda row: rules.index(row["rule"])):
+        settings = tuple(row[name] for name in SETTINGS)
+        line = lines.setdefault((row["rule"], *settings), {})
+        line[row["batches"]] = row
+    return lines.values()
 
 
-def _line(row: Row, told: list[str], cells: list[Row | None]) -> list[str]:
-    known = [cell for cell in cells if cell is not None and cell["bytes_up"] is not None]
-    sizes = _range([cell["bytes_up"] for cell in known], "{:,.0f}")
-    fewer = _range([cell["times_fewer"] for cell in known], "{:.1f}")
-    return [*(_plain(row[name]) for name in told), *map(_accuracy, cells), sizes, fewer]
+def _caption(experiments: list[Experiment]) -> str:
+    task_names = [_plain(experiment.settings["task"]) for experiment in experiments]
+    last_rounds = [str(experiment.last_round()) for experiment in experiments]
+    tasks = ", ".join(unique(task_names))
+    rounds = " or ".join(unique(last_rounds))
+    seeds = _seeds({len(experiment.runs) for experiment in experiments})
+    machines = _plain(machines_of(experiments))
+    return f"{tasks}: test accuracy in % after {rounds} rounds, {seeds}.{machines}"
+
+
+def _seeds(numbers: set[int]) -> str:
+    """The number of seeds, and what stands after the ± sign."""
+    fewest = min(numbers)
+    most = max(numbers)
+    if most == 1:
+        return "1 seed"
+    text = f"{most} seeds"
+    if fewest < most:
+        text = f"{fewest} to {text}"
+    text += ", mean ± standard deviation"
+    if 2 in numbers:
+        text += " (of two seeds, their distance)"
+    return text
+
+
+def _cells(line: Line, words: list[str], modes: list[str]) -> list[str]:
+    any_row = next(iter(line.values()))
+    known = [row for row in line.values() if row["bytes_up"] is not None]
+    sizes = [row["bytes_up"] for row in known]
+    ratios = [row["times_fewer"] for row in known]
+    cells = [_plain(any_row[name]) for name in words]
+    cells += [_accuracy(line.get(mode)) for mode in modes]
+    cells.append(_range(sizes, "{:,.0f}"))
+    cells.append(_range(ratios, "{:.1f}"))
+    return cells
 
 
 def _accuracy(row: Row | None) -> str:
     if row is None:
         return ""
-    spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.2f}"
-    return f"{100 * row['accuracy']:.2f}{spread}" + (" (interrupted)" if row["status"] != "done" else "")
+    text = mean_text(row["accuracy"], row["spread"])
+    if row["status"] != "done":
+        text += " (interrupted)"
+    return text
 
 
 def _range(values: list[float], form: str) -> str:
     """One number, or from the lowest to the highest."""
-    return " to ".join(unique(form.format(v) for v in (min(values), max(values)))) if values else ""
+    if not values:
+        return ""
+    lowest = form.format(min(values))
+    highest = form.format(max(values))
+    return " to ".join(unique([lowest, highest]))
 
 
 def _plain(value: object) -> str:
-    """Text that cannot break the table, nor become a tag."""
+    """Text that can neither break the table nor become a tag."""
     text = "" if value is None else str(value)
-    for character, instead in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("\n", " ")):
-        text = text.replace(character, instead)
+    for character, escaped in ESCAPES.items():
+        text = text.replace(character, escaped)
     return text
 
 

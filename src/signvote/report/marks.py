@@ -1,15 +1,18 @@
-"""How a group is drawn, the same in the figure and on the page."""
+"""The color and the dashes of each curve, the same in the figure and on the page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from signvote.report.groups import Group, batch_order, unique
+from signvote.report.experiments import Experiment, batch_order
+from signvote.report.labels import unique
 
-# Okabe and Ito's colours, told apart by the colour-blind, readable on white and on black.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-# On and off lengths in line widths; no two rules look alike without colour.
-DASHES = (
+Dashes = tuple[float, ...]  # lengths of dash and gap in line widths; empty for a solid line
+
+# Okabe and Ito's colors: color-blind readers can distinguish them, on white and on black.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+# No two rules look alike in black and white.
+DASHES: tuple[Dashes, ...] = (
     (),
     (4.0, 2.0),
     (1.0, 1.5),
@@ -18,59 +21,91 @@ DASHES = (
     (2.0, 2.0),
     (3.0, 1.0, 1.0, 1.0, 1.0, 1.0),
 )
-FIRST = ("pooled", "it-signsgd", "majority", "robust")  # these take the first dashes, the others what is left
-# Where every curve has a colour of its own: plain voting dashed as in the paper, yardsticks dotted.
-BY_CURVE = {"majority": (4.0, 2.0), "oracle": (1.0, 1.5), "sgd": (1.0, 1.5)}
+FIRST = ("pooled", "it-signsgd", "majority", "robust")  # these rules use the first dashes, in this order
+# Used if every curve has its own color: plain voting is dashed as in the paper, the references are dotted.
+BY_CURVE: dict[str, Dashes] = {
+    "majority": (4.0, 2.0),
+    "oracle": (1.0, 1.5),
+    "sgd": (1.0, 1.5),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Which colour and which dashes stand for what."""
+    """The color and the dashes of every curve of a comparison."""
 
-    colours: dict[str, str]  # batches -> colour; where those are told otherwise: name -> colour
-    dashes: dict[str, tuple[float, ...]]  # name -> dashes
-    by_curve: bool = False  # names are those of curves, not of rules
-    recipes: bool = False  # names tell the recipe
+    colors: dict[str, str]  # batches -> color; if panels separate the batches: name -> color
+    dashes: dict[str, Dashes]  # name -> dashes
+    by_curve: bool = False  # whether names are those of curves, not of rules
+    recipes: bool = False  # whether names include the recipe
 
-    def name(self, group: Group) -> str:
+    def name(self, experiment: Experiment) -> str:
         """The entry in the legend of line styles."""
-        return group.name(recipe=self.recipes) if self.by_curve else group.rule
+        if self.by_curve:
+            return experiment.name(recipe=self.recipes)
+        return experiment.rule
 
-    def colour(self, group: Group) -> str:
-        """One colour per batch mode; one per name where modes are told by the panel, or there is one."""
-        return self.colours.get(group.batches) or self.colours[self.name(group)]
+    def color(self, experiment: Experiment) -> str:
+        """One color per batch mode; one per name if panels separate the modes or there is only one."""
+        if experiment.batches in self.colors:
+            return self.colors[experiment.batches]
+        return self.colors[self.name(experiment)]
 
-    def dash(self, group: Group) -> tuple[float, ...]:
-        """On and off lengths of the line; none: it is solid."""
-        return self.dashes[self.name(group)]
+    def dash(self, experiment: Experiment) -> Dashes:
+        """Dash and gap lengths of the line; empty if it is solid."""
+        return self.dashes[self.name(experiment)]
 
 
-def marks_of(found: list[Group], *, by_curve: bool = False) -> Marks:
-    """The marks of all groups of one comparison; by curve where each panel has one batch mode."""
+def color_of(i: int) -> str:
+    """The i-th color; after the last one they repeat."""
+    return COLORS[i % len(COLORS)]
+
+
+def marks_of(experiments: list[Experiment], *, by_curve: bool = False) -> Marks:
+    """The marks of all experiments of a comparison; by curve if each panel has one batch mode."""
     if by_curve:
-        return _by_curve(found)
-    batches, rules = batch_order(found), unique(group.rule for group in found)
-    styled = sorted(rules, key=lambda rule: FIRST.index(rule) if rule in FIRST else len(FIRST))
-    coloured = batches if len(batches) > 1 else rules
+        return _by_curve(experiments)
+    batches = batch_order(experiments)
+    rules = unique(experiment.rule for experiment in experiments)
+    colored = batches if len(batches) > 1 else rules
     return Marks(
-        colours={name: COLOURS[i % len(COLOURS)] for i, name in enumerate(coloured)},
-        dashes={rule: DASHES[styled.index(rule) % len(DASHES)] for rule in rules},
+        colors={name: color_of(i) for i, name in enumerate(colored)},
+        dashes=_dashes_by_rule(rules),
     )
 
 
-def _by_curve(found: list[Group]) -> Marks:
-    """The colours in turn; of each the dashes that no other curve of that colour has, while there are any."""
-    recipes = len({group.config.get("recipe") for group in found}) > 1
-    rules = {group.name(recipe=recipes): group.rule for group in found}
-    usual = sorted(DASHES, key=lambda dashes: dashes in BY_CURVE.values())  # those that mean something last
-    taken: dict[str, tuple[str, tuple[float, ...]]] = {}  # name -> colour, dashes
+def _dashes_by_rule(rules: list[str]) -> dict[str, Dashes]:
+    known = [rule for rule in FIRST if rule in rules]
+    others = [rule for rule in rules if rule not in FIRST]
+    dashes = {}
+    for i, rule in enumerate(known + others):
+        dashes[rule] = DASHES[i % len(DASHES)]
+    return {rule: dashes[rule] for rule in rules}
+
+
+def _by_curve(experiments: list[Experiment]) -> Marks:
+    """Colors in turn. Curves of the same color get different dashes, as long as there are any."""
+    all_recipes = {experiment.settings.get("recipe") for experiment in experiments}
+    recipes = len(all_recipes) > 1
+    rules = {experiment.name(recipe=recipes): experiment.rule for experiment in experiments}
+    colors: dict[str, str] = {}
+    dashes: dict[str, Dashes] = {}
+    used: set[tuple[str, Dashes]] = set()
     for i, (name, rule) in enumerate(rules.items()):
-        colour, wanted = COLOURS[i % len(COLOURS)], [BY_CURVE[rule]] if rule in BY_CURVE else []
-        free = [dashes for dashes in (*wanted, *usual) if (colour, dashes) not in taken.values()]
-        taken[name] = colour, (free or wanted or usual)[0]
-    return Marks(
-        colours={name: colour for name, (colour, _) in taken.items()},
-        dashes={name: dashes for name, (_, dashes) in taken.items()},
-        by_curve=True,
-        recipes=recipes,
-    )
+        color = color_of(i)
+        candidates = _candidates(rule)
+        free = [style for style in candidates if (color, style) not in used]
+        chosen = free[0] if free else candidates[0]
+        used.add((color, chosen))
+        colors[name] = color
+        dashes[name] = chosen
+    return Marks(colors=colors, dashes=dashes, by_curve=True, recipes=recipes)
+
+
+def _candidates(rule: str) -> list[Dashes]:
+    """The dashes reserved for the rule, if any, then those that no rule reserves, then the rest."""
+    reserved = list(BY_CURVE.values())
+    usual = sorted(DASHES, key=lambda dashes: dashes in reserved)
+    if rule in BY_CURVE:
+        return [BY_CURVE[rule], *usual]
+    return usual

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the curves from the JSON block of the page. No text from it ever becomes markup.
+// Draw the curves from the JSON block of the page. No text of the block ever becomes markup.
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const MARGIN = { top: 28, right: 14, bottom: 40, left: 52 };
@@ -18,7 +18,7 @@
   const asShare = () => metric !== "loss"; // accuracy and sign error are shares, shown in percent
   const show = (value) => (asShare() ? (100 * value).toFixed(2) + " %" : value.toPrecision(4));
 
-  // Points that can be drawn: {round, mean, low, high}; a loss that is no number, or on a log axis none, is left out.
+  // Points that can be drawn: {round, mean, low, high}. A loss that is not a number, or not positive on the log axis, is left out.
   function points(series) {
     const curve = series.curves[metric];
     return curve.round
@@ -83,7 +83,7 @@
       element(svg, "text", { x, y: bottom + 18, "text-anchor": "middle" }, String(Number(round.toPrecision(6))));
     }
     element(svg, "text", { x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 4, "text-anchor": "middle" }, "round");
-    const name = { accuracy: "test accuracy (%)", loss: "test loss (log scale)", "sign error": "wrong signs decided (%)" };
+    const name = { accuracy: "test accuracy (%)", loss: "test loss (log scale)", "sign error": "wrong signs in the decision (%)" };
     element(svg, "text", { x: MARGIN.left - 44, y: 14 }, name[metric]);
   }
 
@@ -93,33 +93,33 @@
     const shown = points(series);
     const line = (values) => values.map(([round, v]) => `${scale.x(round).toFixed(1)},${scale.y(v).toFixed(1)}`).join(" ");
     const outline = [...shown.map((p) => [p.round, p.high]), ...shown.map((p) => [p.round, p.low]).reverse()];
-    element(group, "polygon", { points: line(outline), fill: series.colour, "fill-opacity": 0.14 });
+    element(group, "polygon", { points: line(outline), fill: series.color, "fill-opacity": 0.14 });
     element(group, "polyline", {
-      points: line(shown.map((p) => [p.round, p.mean])), fill: "none", stroke: series.colour, "stroke-width": 2,
+      points: line(shown.map((p) => [p.round, p.mean])), fill: "none", stroke: series.color, "stroke-width": 2,
       "stroke-linejoin": "round", "stroke-dasharray": series.dashes.map((d) => 2 * d).join(" "),
     });
     if (shown.length === 1) {
-      element(group, "circle", { cx: scale.x(shown[0].round), cy: scale.y(shown[0].mean), r: 4, fill: series.colour });
+      element(group, "circle", { cx: scale.x(shown[0].round), cy: scale.y(shown[0].mean), r: 4, fill: series.color });
     }
   }
 
-  // A run that collapsed lies below the frame: a triangle at the edge where it is lowest; the legend says how low.
+  // A run that collapsed lies below the frame. A triangle at the edge marks its lowest round; the legend shows its accuracy.
   function drawFalls(svg, panel, scale, height) {
     const bottom = height - MARGIN.bottom, drawn = [];
     if (metric !== "accuracy") return;
-    for (const { fall, colour } of panel.series.filter((s) => s.fall && !hidden.has(s.id))) {
+    for (const { fall, color } of panel.series.filter((s) => s.fall && !hidden.has(s.id))) {
       let x = scale.x(fall.round);
-      while (drawn.some((other) => Math.abs(x - other) < 12)) x += 12; // none hides another
+      while (drawn.some((other) => Math.abs(x - other) < 12)) x += 12; // so that no triangle hides another
       drawn.push(x);
       const points = `${x - 6},${bottom - 8} ${x + 6},${bottom - 8} ${x},${bottom + 3}`;
-      element(svg, "polygon", { class: "fall", points, fill: colour });
+      element(svg, "polygon", { class: "fall", points, fill: color });
     }
   }
 
   function swatch(parent, series) {
     const svg = element(parent, "svg", { width: 30, height: 8, "aria-hidden": "true" });
     const dashes = series.dashes.map((d) => 2 * d).join(" ");
-    element(svg, "line", { x1: 0, x2: 30, y1: 4, y2: 4, stroke: series.colour, "stroke-width": 2.5, "stroke-dasharray": dashes });
+    element(svg, "line", { x1: 0, x2: 30, y1: 4, y2: 4, stroke: series.color, "stroke-width": 2.5, "stroke-dasharray": dashes });
   }
 
   function pointAt(panel, scale, holder, event) {

@@ -1,11 +1,11 @@
-"""Which curves share a panel, in what frame: the same in the figure and on the page.
+"""Which curves share a panel, and the range of accuracies it shows: the same in the figure and on the page.
 
-Few curves: a panel per task, recipe and attack, a colour per batch mode, as in the paper. Many: a panel per
-batch mode in one common frame, a colour per rule, so that what competes lies side by side.
+Few curves: a panel per task, recipe and attack, with a color per batch mode, as in the paper. Many curves: a
+panel per batch mode, all with the same range, with a color per rule, so that rivals are side by side.
 
-A run that collapses, once good and then no better than chance, would press all others into a stripe. So the
-frame is then put around the levels of the others, and the fall is marked at its lower edge; how low it went
-stands below the panel, where no curve is.
+A run collapses if its accuracy is good at first and then drops to chance. Its curve would compress all others
+into a stripe. So the range then covers the usual accuracies of the other runs, and a mark at its lower edge shows
+the collapse. A line below the panel, where no curve is, states the lowest accuracy.
 """
 
 from __future__ import annotations
@@ -14,29 +14,38 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from statistics import median
 
-from signvote.report.groups import Group, Run, batch_order, measured, unique
+from signvote.report.experiments import Experiment, batch_order
+from signvote.report.labels import unique
 from signvote.report.marks import Marks, marks_of
+from signvote.report.measures import Curve, finite_accuracies, measured
+from signvote.results import Result
 
-MOST_CURVES = 8  # in a panel; of more, there is one per batch mode
-ROOM_BELOW = 0.25  # under the lowest level, in heights of what is framed
+MOST_CURVES = 8  # in a panel; with more, there is a panel per batch mode
+ROOM_BELOW = 0.25  # below the lowest usual accuracy, as a share of the height above it
+LEAST_MARGIN = 0.005  # above and below the curves, in accuracy
+MARGIN = 0.05  # the same, as a share of the height
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fall:
-    """The seeds of a group that collapsed below the frame."""
+    """The seeds of an experiment that collapsed to an accuracy below the frame."""
 
     seeds: int
     of: int
-    round: int  # where the lowest was measured
+    round: int  # of the lowest accuracy
     accuracy: float  # the lowest
 
     @property
     def text(self) -> str:
-        """What is said of the mark."""
-        who = f" ({self.seeds} of {self.of} seeds)" if self.of > 1 else ""
-        return f"down to {100 * self.accuracy:.0f} %{who}"
+        """The label of the mark."""
+        percent = 100 * self.accuracy
+        text = f"down to {percent:.0f} %"
+        if self.of > 1:
+            text += f" ({self.seeds} of {self.of} seeds)"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,54 +53,60 @@ class Panel:
     """Curves drawn together."""
 
     title: str
-    members: list[Group]
+    members: list[Experiment]
     frame: tuple[float, float]  # lowest and highest accuracy shown
-    fixed: bool  # whether the frame says more than what the members need
+    fixed: bool  # whether the frame is not simply the range of the members' curves
 
-    def fall(self, group: Group) -> Fall | None:
-        """What of a group lies below the frame because it collapsed."""
-        lows = [low for low in (lowest(run, self.frame[1]) for run in group.runs) if low is not None]
-        if not lows or min(lows)[0] >= self.frame[0]:
+    def fall(self, experiment: Experiment) -> Fall | None:
+        """The collapse of an experiment to below the frame; None if there is none."""
+        bottom, top = self.frame
+        lows = [lowest(run, top) for run in experiment.runs]
+        collapsed = [low for low in lows if low is not None]
+        if not collapsed:
             return None
-        accuracy, round = min(lows)
-        return Fall(seeds=len(lows), of=len(group.runs), round=round, accuracy=accuracy)
-
-
-def arranged(found: list[Group]) -> tuple[list[Panel], Marks]:
-    """The panels, in order, and how each curve is drawn."""
-    modes = batch_order(found)
-    crowded = max(Counter(group.panel for group in found).values()) > MOST_CURVES
-    if not (crowded and len(modes) > 1):
-        titles = unique(group.panel for group in found)
-        alone = [[group for group in found if group.panel == title] for title in titles]
-        return [_panel(t, members, members) for t, members in zip(titles, alone, strict=True)], marks_of(
-            found
+        accuracy, round = min(collapsed)
+        if accuracy >= bottom:
+            return None
+        return Fall(
+            seeds=len(collapsed),
+            of=len(experiment.runs),
+            round=round,
+            accuracy=accuracy,
         )
-    panels = []
-    for scene in unique(group.scene for group in found):
-        rivals = [group for group in found if group.scene == scene]
-        for mode in modes:
-            members = [group for group in rivals if group.batches == mode]
-            if members:
-                panels.append(_panel(f"{scene} · {members[0].full_batches}", members, rivals))
-    return panels, marks_of(found, by_curve=True)
 
 
-def lowest(run: Run, top: float) -> tuple[float, int] | None:
+def arranged(experiments: list[Experiment]) -> tuple[list[Panel], Marks]:
+    """The panels, in order, and how each curve is drawn."""
+    modes = batch_order(experiments)
+    curves = Counter(experiment.panel for experiment in experiments)
+    crowded = max(curves.values()) > MOST_CURVES
+    if crowded and len(modes) > 1:
+        return _panels_by_mode(experiments, modes), marks_of(experiments, by_curve=True)
+    return _panels_by_title(experiments), marks_of(experiments)
+
+
+def lowest(run: Result, top: float) -> tuple[float, int] | None:
     """Accuracy and round of the lowest point of a run that collapsed; None if it did not.
 
-    It collapsed if it fell below half of what is possible once it had come above, or never came above a third.
+    A run collapsed if it reached half of `top` and later fell below it, or if it never reached a third of it.
     """
-    points = [(a, r) for r, a in measured(run, "accuracy").items() if r and math.isfinite(a)]
-    good = [i for i, (accuracy, _) in enumerate(points) if accuracy >= top / 2]
-    if not good:
-        return min(points) if points and max(points)[0] < top / 3 else None
-    low = min(points[good[0] :])
-    return low if low[0] < top / 2 else None
+    points = []
+    for t, accuracy in measured(run, "accuracy").items():
+        if t and math.isfinite(accuracy):
+            points.append((accuracy, t))
+    if not points:
+        return None
+    half = top / 2
+    since_good = list(dropwhile(lambda point: point[0] < half, points))
+    if not since_good:
+        highest, _ = max(points)
+        return min(points) if highest < top / 3 else None
+    low = min(since_good)
+    return low if low[0] < half else None
 
 
 def apart(places: Sequence[float], width: float) -> list[float]:
-    """Where marks of a width are drawn so that none hides another: in their places, or just right of them.
+    """Places for marks of a width, moved to the right if one would hide another.
 
     >>> apart([500, 750, 500], 25)
     [500, 750, 525]
@@ -104,30 +119,74 @@ def apart(places: Sequence[float], width: float) -> list[float]:
     return drawn
 
 
-def _panel(title: str, members: list[Group], rivals: list[Group]) -> Panel:
-    low, high = _everything(rivals)
-    falls = any(lowest(run, high) for group in rivals for run in group.runs)
-    if falls:
-        low = max(low, _around_levels(rivals, high))
-    return Panel(title=title, members=members, frame=(low, high), fixed=falls or len(rivals) > len(members))
+def _panels_by_title(experiments: list[Experiment]) -> list[Panel]:
+    panels = []
+    for title in unique(experiment.panel for experiment in experiments):
+        members = [experiment for experiment in experiments if experiment.panel == title]
+        panels.append(_panel(title, members, members))
+    return panels
 
 
-def _everything(found: list[Group]) -> tuple[float, float]:
-    """All after round 0: the untrained model would only take the room from the others."""
-    curves = [group.curve("accuracy") for group in found]
-    ends = [v for c in curves for r, *pair in zip(c.rounds, c.low, c.high, strict=True) if r for v in pair]
-    ends = [v for v in ends if math.isfinite(v)] or [0.0, 1.0]
-    margin = max(0.005, 0.05 * (max(ends) - min(ends)))
-    return max(0.0, min(ends) - margin), min(1.005, max(ends) + margin)
+def _panels_by_mode(experiments: list[Experiment], modes: list[str]) -> list[Panel]:
+    panels = []
+    for scene in unique(experiment.scene for experiment in experiments):
+        rivals = [experiment for experiment in experiments if experiment.scene == scene]
+        for mode in modes:
+            members = [experiment for experiment in rivals if experiment.batches == mode]
+            if members:
+                title = f"{scene} · {members[0].full_batches}"
+                panels.append(_panel(title, members, rivals))
+    return panels
 
 
-def _around_levels(found: list[Group], top: float) -> float:
-    """A lower edge that leaves the level of every run in sight, where it is not that of a collapsed one."""
-    levels = [level for group in found for run in group.runs if (level := _level(run)) >= top / 2]
-    return min(levels) - ROOM_BELOW * (top - min(levels)) if levels else 0.0
+def _panel(title: str, members: list[Experiment], rivals: list[Experiment]) -> Panel:
+    """A panel in the frame of all rivals."""
+    low, high = _range(rivals)
+    runs = [run for experiment in rivals for run in experiment.runs]
+    collapsed = any(lowest(run, high) for run in runs)
+    if collapsed:
+        low = max(low, _bottom_without_collapsed(runs, high))
+    shared = len(rivals) > len(members)
+    return Panel(title=title, members=members, frame=(low, high), fixed=collapsed or shared)
 
 
-def _level(run: Run) -> float:
-    """Where a run lives: the median of its second half."""
-    values = [a for a in measured(run, "accuracy").values() if math.isfinite(a)]
-    return median(values[len(values) // 2 :]) if values else 0.0
+def _range(experiments: list[Experiment]) -> tuple[float, float]:
+    """All bands after round 0, with a margin: the untrained model would only waste room."""
+    values: list[float] = []
+    for experiment in experiments:
+        values += _trained(experiment.curve("accuracy"))
+    if not values:
+        values = [0.0, 1.0]
+    bottom = min(values)
+    top = max(values)
+    margin = max(LEAST_MARGIN, MARGIN * (top - bottom))
+    low = max(0.0, bottom - margin)
+    high = min(1.0 + LEAST_MARGIN, top + margin)
+    return low, high
+
+
+def _trained(curve: Curve) -> list[float]:
+    """The ends of the band after round 0 that are numbers."""
+    ends: list[float] = []
+    for t, low, high in zip(curve.rounds, curve.low, curve.high, strict=True):
+        if t:
+            ends += (low, high)
+    return [end for end in ends if math.isfinite(end)]
+
+
+def _bottom_without_collapsed(runs: list[Result], top: float) -> float:
+    """A lower edge that shows the usual accuracy of every run that has not collapsed."""
+    levels = [_level(run) for run in runs]
+    good = [level for level in levels if level >= top / 2]
+    if not good:
+        return 0.0
+    worst = min(good)
+    return worst - ROOM_BELOW * (top - worst)
+
+
+def _level(run: Result) -> float:
+    """The usual accuracy of a run: the median of its second half."""
+    values = finite_accuracies(run)
+    if not values:
+        return 0.0
+    return median(values[len(values) // 2 :])

@@ -1,166 +1,249 @@
-"""Who is believed, and why: the part of the page about the weights of the workers.
+"""The part of the page about the weights of the workers: which votes count, how much, and why.
 
-Rules may scale all weights of a round by one factor, which changes no vote. So what is shown is a
-worker's say: its weight as a share of all weights of the round, negative where it is read as the opposite.
+Rules may scale all weights of a round by one factor, which changes no vote. So the page shows a worker's share:
+its weight divided by the sum of all weights of the round. It is negative if the server inverts its votes.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import median
 from typing import Any
 
-from signvote.report.groups import Group, Run, number, unique
+from signvote.report.experiments import Experiment
+from signvote.report.labels import unique
+from signvote.report.measures import number
+from signvote.results import Result
 
-ALIKE = 1.5  # a ratio of weights not worth telling
-MOST_ROWS = 24  # workers shown; of more, the most and the least believed
+ALIKE = 1.5  # a ratio of weights too small to mention
+MOST_ROWS = 24  # workers shown; of more, those with the largest and the smallest shares
 MOST_COLUMNS = 60  # rounds shown; of more, every second, third ...
 WHY = {
-    "pooled": "p is the share of all votes of a worker that the decision overruled.",
-    "it-signsgd": "p is counted for every coordinate on its own; shown is the mean over the coordinates.",
-    "agreement": "p comes from how workers agree with each other; the decision is not looked at.",
-    "robust": "p as in pooled, but only workers that agree with the others may be believed.",
-    "known-batch": "the weight follows the square root of the declared batch size; nothing is learnt.",
+    "pooled": "p is the fraction of a worker's votes that differ from the decision.",
+    "it-signsgd": "p is estimated for each coordinate separately. The page shows the mean over the coordinates.",
+    "agreement": "p is estimated from how often workers agree with each other, not with the decision.",
+    "robust": "p is estimated as in pooled, but workers that disagree with the rest get weight 0.",
+    "known-batch": "the weight is proportional to the square root of the declared batch size. Nothing is learned.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
-    """What a run tells about one worker."""
+class WorkerTrust:
+    """The weight that a run gave to one worker."""
 
     id: int
     batch_size: int
-    says: list[float]  # by round, -1 to 1
-    overruled: float | None = None  # share of its votes that differed from the decision, when last seen
+    shares: list[float]  # of the weight, by round, -1 to 1
+    overruled: float | None = None  # fraction of its votes that differed from the decision, last known
 
     @property
-    def say(self) -> float:
-        """The last one."""
-        return self.says[-1]
+    def share(self) -> float:
+        """The share of the last round."""
+        return self.shares[-1]
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude of its shares."""
+        return max(map(abs, self.shares))
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """The worker's name in a sentence."""
         return f"worker {self.id} (batch {self.batch_size})"
 
 
-def workers_of(run: Run) -> list[Worker]:
-    """The workers by batch size, the smallest first; none where all count the same in every round."""
+def workers_of(run: Result) -> list[WorkerTrust]:
+    """The workers by batch size, smallest first; empty if all have the same weight in every round."""
     trust = run.get("trust", {})
-    says = [_says(weights) for weights in trust.get("weight", ())]
-    if all(max(row) - min(row) < 1e-9 for row in says):
+    by_round = [_shares(weights) for weights in trust.get("weight", ())]
+    differences = [max(shares) - min(shares) for shares in by_round]
+    if all(difference < 1e-9 for difference in differences):
         return []
     sizes = run["config"]["batch_sizes"]
-    found = [
-        Worker(
-            id=int(id), batch_size=int(sizes[id]), says=[row[i] for row in says], overruled=_last(trust, i)
+    workers = []
+    for i, id in enumerate(trust["workers"]):
+        worker = WorkerTrust(
+            id=int(id),
+            batch_size=int(sizes[id]),
+            shares=[shares[i] for shares in by_round],
+            overruled=_last_crossover(trust, i),
         )
-        for i, id in enumerate(trust["workers"])
-    ]
-    return sorted(found, key=lambda worker: (worker.batch_size, worker.id))
+        workers.append(worker)
+    return sorted(workers, key=lambda worker: (worker.batch_size, worker.id))
 
 
-def sentence(workers: list[Worker]) -> str:
-    """Who is believed at the end, in words.
+def sentence(workers: list[WorkerTrust]) -> str:
+    """The largest weights at the end, in words.
 
-    >>> a = Worker(id=0, batch_size=4, says=[0.1])
-    >>> b = Worker(id=1, batch_size=904, says=[0.9], overruled=0.18)
+    >>> a = WorkerTrust(id=0, batch_size=4, shares=[0.1])
+    >>> b = WorkerTrust(id=1, batch_size=904, shares=[0.9], overruled=0.18)
     >>> sentence([a, b])
-    'Most believed: worker 1 (batch 904), overruled in 18.0 % of its votes; its say is 90.0 % of all. ...'
+    'Largest weight: worker 1 (batch 904), overruled in 18.0 % of its votes, with 90.0 % of all weight. ...'
     """
-    top = max(workers, key=lambda worker: worker.say)
-    lowest = min(worker.say for worker in workers)
-    if top.say == lowest == 0:
-        return "No worker is believed: every weight is 0."
-    if lowest > 0 and top.say < ALIKE * lowest:
-        return f"All are believed about alike: each has {_percent(lowest)} to {_percent(top.say)} of all say."
-    return " ".join((_most_believed(top, workers), *_opposed(workers)))
+    top = max(workers, key=lambda worker: worker.share)
+    lowest = min(worker.share for worker in workers)
+    if top.share == lowest == 0:
+        return "Every weight is 0: no vote counts."
+    if lowest > 0 and top.share < ALIKE * lowest:
+        low = _percent(lowest)
+        high = _percent(top.share)
+        return f"All weights are similar: each worker has {low} to {high} of all weight."
+    return _largest_weight(top, workers) + _inverted(workers)
 
 
-def section(found: list[Group]) -> str:
-    """HTML: for each group that tells workers apart a strip per worker, of its first seed."""
-    by_group = [(group, workers_of(group.runs[0])) for group in found]
-    blocks = [_block(group, workers) for group, workers in by_group if workers]
-    same = unique(group.rule for group, workers in by_group if not workers)
-    note = f"<p>Nothing is learnt about the workers in: {escape(', '.join(same))}.</p>" if same else ""
-    return f'{_reasons(found)}<div class="strips">{"".join(blocks)}</div>{note}'
+def section(experiments: list[Experiment]) -> str:
+    """HTML: a strip per worker, for the first seed of each experiment whose workers have different weights."""
+    blocks = []
+    equal = []
+    for experiment in experiments:
+        workers = workers_of(experiment.runs[0])
+        if workers:
+            blocks.append(_block(experiment, workers))
+        else:
+            equal.append(experiment.rule)
+    note = ""
+    if equal:
+        rules = escape(", ".join(unique(equal)))
+        note = f"<p>All workers have the same weight in: {rules}.</p>"
+    reasons = _reasons(experiments)
+    strips = "".join(blocks)
+    return f'{reasons}<div class="strips">{strips}</div>{note}'
 
 
-def _says(weights: list[float | None]) -> list[float]:
-    """Each weight over the sum of their sizes; what is no number counts nothing."""
-    known = [w if math.isfinite(w) else 0.0 for w in map(number, weights)]
+def _shares(weights: Sequence[float | None]) -> list[float]:
+    """Each weight divided by the sum of their magnitudes. A weight that is not a number counts as 0."""
+    numbers = [number(weight) for weight in weights]
+    known = [weight if math.isfinite(weight) else 0.0 for weight in numbers]
     total = sum(map(abs, known)) or 1.0
-    return [w / total for w in known]
+    return [weight / total for weight in known]
 
 
-def _last(trust: dict[str, Any], i: int) -> float | None:
-    """The last share known: a worker that missed a round has none there."""
-    known = [number(row[i]) for row in trust.get("crossover", ()) if row[i] is not None]
-    return known[-1] if known else None
+def _last_crossover(trust: dict[str, Any], i: int) -> float | None:
+    """The last known one of a worker: there is none for a round that it missed."""
+    by_round = [row[i] for row in trust.get("crossover", ())]
+    known = [number(value) for value in by_round if value is not None]
+    if not known:
+        return None
+    return known[-1]
 
 
-def _reasons(found: list[Group]) -> str:
-    rules = unique(group.rule for group in found)
-    items = (f"<li><b>{rule}</b>: {WHY[rule]}</li>" for rule in rules if rule in WHY)
-    return f"<ul>{''.join(items)}</ul>"
+def _reasons(experiments: list[Experiment]) -> str:
+    text = ""
+    for rule in unique(experiment.rule for experiment in experiments):
+        if rule in WHY:
+            text += f"<li><b>{rule}</b>: {WHY[rule]}</li>"
+    return f"<ul>{text}</ul>"
 
 
-def _most_believed(top: Worker, workers: list[Worker]) -> str:
-    others = [worker.say for worker in workers if worker is not top]
-    overruled = "" if top.overruled is None else f", overruled in {_percent(top.overruled)} of its votes"
-    alone = ", more than all others together" if top.say > 0.5 and len(others) > 1 else ""
+def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
+    others = [worker.share for worker in workers if worker is not top]
+    overruled = ""
+    if top.overruled is not None:
+        overruled = f", overruled in {_percent(top.overruled)} of its votes,"
+    majority = ""
+    if top.share > 0.5 and len(others) > 1:
+        majority = ", more than all others together"
+    share = _percent(top.share)
+    middle = _percent(median(others))
     return (
-        f"Most believed: {top.name}{overruled}; its say is {_percent(top.say)} of all{alone}."
-        f" The median of the others: {_percent(median(others))}."
+        f"Largest weight: {top.name}{overruled} with {share} of all weight{majority}."
+        f" The median of the others is {middle}."
     )
 
 
-def _opposed(workers: list[Worker]) -> list[str]:
-    ids = [str(i) for i in sorted(worker.id for worker in workers if worker.say < 0)]
+def _inverted(workers: list[WorkerTrust]) -> str:
+    """A sentence about the workers whose votes the server inverts; empty if there are none."""
+    ids = sorted(worker.id for worker in workers if worker.share < 0)
     if not ids:
-        return []
-    subject = f"Worker {ids[0]} is" if len(ids) == 1 else f"Workers {', '.join(ids)} are"
-    return [f"{subject} taken to be wrong more often than right (p > 1/2): the server reads the opposite."]
-
-
-def _block(group: Group, workers: list[Worker]) -> str:
-    config, rounds = group.runs[0]["config"], [int(r) for r in group.runs[0]["trust"]["round"]]
-    columns = range(len(rounds) - 1, -1, -math.ceil(len(rounds) / MOST_COLUMNS))[::-1]  # with the last round
-    largest = max(abs(say) for worker in workers for say in worker.says)
-    rows = "".join(_strip(worker, rounds, columns, largest) for worker in _shown(workers))
-    between = len(workers) - MOST_ROWS
-    note = f"<p>{between} workers between these are not shown.</p>" if between > 0 else ""
+        return ""
+    names = ", ".join(map(str, ids))
+    if len(ids) == 1:
+        who = f"worker {names} is"
+        whose = "its"
+    else:
+        who = f"workers {names} are"
+        whose = "their"
     return (
-        f"<article><h3>{escape(group.label)} <small>{escape(group.panel)}, "
-        f"seed {escape(str(config['seed']))}</small></h3><p>{escape(sentence(workers))}</p>"
+        f" The server estimates that {who} wrong more often than right (p > 1/2), and inverts {whose} votes."
+    )
+
+
+def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
+    run = experiment.runs[0]
+    seed = run["config"]["seed"]
+    label = escape(experiment.label)
+    small = escape(f"{experiment.panel}, seed {seed}")
+    words = escape(sentence(workers))
+    rounds = [int(t) for t in run["trust"]["round"]]
+    columns = _columns(len(rounds))
+    largest = max(worker.largest for worker in workers)
+    body = ""
+    for worker in _shown(workers):
+        body += _strip(worker, rounds, columns, largest)
+    body += _hidden(workers)
+    first = rounds[columns[0]]
+    return (
+        f"<article><h3>{label} <small>{small}</small></h3><p>{words}</p>"
         '<div class="strip head"><span>worker</span>'
-        f'<span class="rounds"><span>round {rounds[columns[0]]}</span><span>{rounds[-1]}</span></span>'
-        f"<span>say</span><span>overruled</span></div>{rows}{note}</article>"
+        f'<span class="rounds"><span>round {first}</span><span>{rounds[-1]}</span></span>'
+        f"<span>weight</span><span>overruled</span></div>{body}</article>"
     )
 
 
-def _shown(workers: list[Worker]) -> list[Worker]:
-    """All, or of many the least and the most believed."""
-    ranked, half = sorted(workers, key=lambda worker: worker.say), MOST_ROWS // 2
-    kept = {worker.id for worker in ranked[:half] + ranked[-half:]}
-    return workers if len(workers) <= MOST_ROWS else [worker for worker in workers if worker.id in kept]
+def _columns(rounds: int) -> range:
+    """The indexes of the rounds to show: evenly spaced, with the last one."""
+    every = math.ceil(rounds / MOST_COLUMNS)
+    last = rounds - 1
+    first = last % every
+    return range(first, rounds, every)
 
 
-def _strip(worker: Worker, rounds: list[int], columns: range, largest: float) -> str:
-    cells = "".join(
-        f'<rect x="{x}" width="1" height="1" class="{"opposed" if worker.says[i] < 0 else "believed"}"'
-        f' fill-opacity="{abs(worker.says[i]) / largest:.3f}"><title>'
-        f"{escape(worker.name)}, round {rounds[i]}: {_percent(worker.says[i])} of all say</title></rect>"
-        for x, i in enumerate(columns)
-    )
+def _shown(workers: list[WorkerTrust]) -> list[WorkerTrust]:
+    """All; of many, those with the smallest and the largest shares."""
+    if len(workers) <= MOST_ROWS:
+        return workers
+    ranked = sorted(workers, key=lambda worker: worker.share)
+    half = MOST_ROWS // 2
+    extremes = ranked[:half] + ranked[-half:]
+    kept = {worker.id for worker in extremes}
+    return [worker for worker in workers if worker.id in kept]
+
+
+def _hidden(workers: list[WorkerTrust]) -> str:
+    hidden = len(workers) - MOST_ROWS
+    if hidden <= 0:
+        return ""
+    return f"<p>{hidden} workers with weights between these are not shown.</p>"
+
+
+def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: float) -> str:
+    cells = ""
+    for x, i in enumerate(columns):
+        share = worker.shares[i]
+        percent = _percent(share)
+        title = f"{worker.name}, round {rounds[i]}: {percent} of all weight"
+        cells += _cell(x, share / largest, title)
+    name = escape(worker.name)
+    percent = _percent(worker.share)
     overruled = "" if worker.overruled is None else _percent(worker.overruled)
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small></span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
-        f'aria-label="say of {escape(worker.name)} over time">{cells}</svg>'
-        f"<span>{_percent(worker.say)}</span><span>{overruled}</span></div>"
+        f'aria-label="weight of {name} over time">{cells}</svg>'
+        f"<span>{percent}</span><span>{overruled}</span></div>"
+    )
+
+
+def _cell(x: int, strength: float, title: str) -> str:
+    """A rectangle of the strip; `strength` is -1 to 1."""
+    kind = "inverted" if strength < 0 else "trusted"
+    opacity = f"{abs(strength):.3f}"
+    return (
+        f'<rect x="{x}" width="1" height="1" class="{kind}" fill-opacity="{opacity}">'
+        f"<title>{escape(title)}</title></rect>"
     )
 
 

@@ -1,9 +1,9 @@
-"""What runs leave behind: results are read, put together and written here, without torch.
+"""Results of runs: this package reads, merges and writes them, without torch.
 
 files.py    results.json of this or any earlier format
 merging.py  runs of several folders as one comparison
 table.py    results.csv
-lengths.py  lists by round, kept short
+lengths.py  run-length coding of lists by round
 """
 
 from signvote.results.files import (

@@ -1,7 +1,7 @@
 """Result files: `results.json` holds {"format", "command", "runs": [result, ...]}.
 
-The result of a run is a dictionary. Its lists by round are kept short, `[7, 7, 7, 5]` as `[[7, 3], [5, 1]]`
-(lengths.py).
+The result of a run is a dictionary. Its lists by round are run-length coded: `[7, 7, 7, 5]` is written
+`[[7, 3], [5, 1]]` (lengths.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers in result files, kept short: `[7, 7, 7, 5]` is written `[[7, 3], [5, 1]]`, and 6 digits are enough."""
+"""Compact numbers for result files: `[7, 7, 7, 5]` is written `[[7, 3], [5, 1]]`, and numbers have 6 digits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unpack(items: Iterable[int | Sequence[int]]) -> list[int]:
 
 
 def short(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with 6 significant digits."""
+    """The same values with 6 significant digits."""
     return {name: json.loads(json.dumps(value), parse_float=_six) for name, value in values.items()}
 
 

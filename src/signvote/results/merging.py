@@ -9,10 +9,10 @@ from signvote.results.files import Result, Results, current, results_of
 
 
 def merged(sources: Mapping[str, Results]) -> Results:
-    """Results by their source, put together.
+    """Results of several sources as one.
 
-    A run that several sources hold is kept once, a finished one rather than an interrupted one. Where they
-    hold different results of one configuration, runs of that kind name their source.
+    A run that is in several sources is kept once; a finished run is preferred to an interrupted one. If sources
+    have different results of one configuration, its runs name their source.
     """
     kept = [_once(by_source) for by_source in _by_configuration(sources)]
     ambiguous = {_kind(run) for by_source in kept if len(by_source) > 1 for run in by_source.values()}
@@ -24,7 +24,7 @@ def merged(sources: Mapping[str, Results]) -> Results:
 
 
 def _by_configuration(sources: Mapping[str, Results]) -> list[dict[str, Result]]:
-    """For each configuration its run in each source."""
+    """For each configuration, its run in each source."""
     found: dict[str, dict[str, Result]] = {}
     for source, results in sources.items():
         for run in current(results, source)["runs"]:
@@ -34,7 +34,7 @@ def _by_configuration(sources: Mapping[str, Results]) -> list[dict[str, Result]]
 
 
 def _commands(results: Iterable[Results]) -> str:
-    """The commands of all, each once."""
+    """All commands, each once."""
     lines: list[str] = []
     for each in results:
         lines += each.get("command", "").splitlines()
@@ -42,7 +42,7 @@ def _commands(results: Iterable[Results]) -> str:
 
 
 def _once(by_source: dict[str, Result]) -> dict[str, Result]:
-    """Without copies of the same evaluations, and without interrupted runs where one was finished."""
+    """Without copies of the same evaluations, and without interrupted runs if one is finished."""
     done = {source: run for source, run in by_source.items() if run["status"] == "done"}
     chosen: dict[str, tuple[str, Result]] = {}
     for source, run in (done or by_source).items():
@@ -51,7 +51,7 @@ def _once(by_source: dict[str, Result]) -> dict[str, Result]:
 
 
 def _kind(run: Result) -> str:
-    """Its configuration but for the seed."""
+    """Its configuration without the seed."""
     settings = {name: value for name, value in run["config"].items() if name != "seed"}
     return json.dumps(settings, sort_keys=True)
 

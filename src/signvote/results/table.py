@@ -1,4 +1,4 @@
-"""Results as CSV, for spreadsheets: a column for each setting of a run, then what was measured."""
+"""Results as CSV, for spreadsheets: a column for each setting of a run, then one for each measured value."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from signvote.results.files import Result, Results, current
 from signvote.results.lengths import unpack
 from signvote.settings import SETTINGS
 
-SUMS = ("bytes_up", "bytes_down")  # of all workers since the start
+SUMS = ("bytes_up", "bytes_down")  # summed over all workers and rounds
 MEASURED = ("status", "round", "accuracy", "loss", "sign_error", *SUMS)
 GIVEN = tuple(name for name in SETTINGS if name not in MEASURED)
 COLUMNS = (*GIVEN, *MEASURED)
 
 
 def to_csv(results: Results) -> str:
-    """A row per evaluation of each run; bytes are those of all workers since the start."""
+    """A row per evaluation of each run; bytes are summed over all workers and all rounds so far."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -43,7 +43,7 @@ def _rows(run: Result) -> Iterator[dict[str, Any]]:
 
 
 def _sign_errors(measured: dict[str, list[Any]]) -> dict[int, float]:
-    """By round; empty where it was not measured."""
+    """Sign errors by round; empty if they were not measured."""
     rounds = measured.get("round", [])
     errors = measured.get("error", [])
     return dict(zip(rounds, errors, strict=True))

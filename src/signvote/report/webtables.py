@@ -1,0 +1,161 @@
+"""The tables of the page: final accuracy, bytes and time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from signvote.report.experiments import Experiment
+from signvote.report.finals import Row, lead_text
+from signvote.report.labels import unique
+from signvote.report.marks import color_of
+from signvote.report.markup import NOT_RECORDED, Head, bar, cell, count, row, table
+from signvote.report.measures import mean_text
+
+OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown if a row has an unusual value
+USUAL = {None, "", "shared"}
+ABOUT_BOLD = (
+    "Bold: the highest mean under the same conditions. A difference within the spread may be due to chance."
+)
+CLEARLY_FEWER = 1.05  # a smaller ratio is shown as the same number of bytes
+
+
+def accuracy_table(rows: list[Row], baseline: str) -> str:
+    """Final accuracy of each experiment, and its lead over the baseline if there is one."""
+    keys = ["task", *_unusual(rows), "batches", "rule"]
+    has_leads = any(row["lead"] is not None for row in rows)
+    heads = [Head(key) for key in keys]
+    heads.append(Head("accuracy", "number"))
+    if has_leads:
+        heads.append(Head(f"against {baseline}", "number"))
+    heads += [Head(text, "number") for text in ("seeds", "bytes up", "fewer than float32")]
+    body = [_accuracy_row(row, keys, has_leads) for row in rows]
+    note = ABOUT_BOLD
+    if has_leads:
+        note += f" Against {baseline}: the lead under the same conditions in points, paired by seed."
+    html = table(heads, body)
+    return f'{html}<p class="note">{escape(note)}</p>'
+
+
+def bytes_table(experiments: list[Experiment]) -> str:
+    """Bytes of a worker and round, beside float32; one row for all experiments that sent the same."""
+    by_traffic: dict[Traffic, list[Experiment]] = {}
+    for experiment in experiments:
+        up = experiment.bytes_per_worker("bytes_up")
+        down = experiment.bytes_per_worker("bytes_down")
+        if up and down:
+            traffic = Traffic(
+                up=round(up),
+                down=round(down),
+                plain=experiment.float32_bytes(),
+            )
+            by_traffic.setdefault(traffic, []).append(experiment)
+    if not by_traffic:
+        return NOT_RECORDED
+    heads = [
+        Head("rules and batches"),
+        Head("signvote above, float32 below", "bars"),
+        Head("bytes", "number"),
+        Head(""),
+    ]
+    body = [_bytes_row(members, traffic) for traffic, members in by_traffic.items()]
+    return table(heads, body, "wide")
+
+
+def seconds_table(experiments: list[Experiment]) -> str:
+    """Milliseconds of a round by phase."""
+    timed = [(experiment, experiment.seconds_per_round()) for experiment in experiments]
+    phases = unique(phase for _, seconds in timed for phase in seconds)
+    totals = [sum(seconds.values()) for _, seconds in timed]
+    longest = max(totals, default=0.0)
+    if not longest > 0:
+        return NOT_RECORDED
+    several_panels = len({experiment.panel for experiment in experiments}) > 1
+    body = []
+    for experiment, seconds in timed:
+        if seconds:
+            times = [seconds.get(phase, 0.0) for phase in phases]
+            panel = experiment.panel if several_panels else ""
+            body.append(_seconds_row(experiment.label, panel, times, longest))
+    heads = [Head("rule and batches"), Head("", "bars")]
+    for i, phase in enumerate(phases):
+        heads.append(Head(phase, "number", color_of(i)))
+    heads.append(Head("total", "number"))
+    return table(heads, body, "wide")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes of a worker and round."""
+
+    up: int
+    down: int
+    plain: int  # each way, as float32
+
+    @property
+    def times_fewer(self) -> float:
+        """How many times fewer bytes than float32, both ways together."""
+        return 2 * self.plain / (self.up + self.down)
+
+
+def _unusual(rows: list[Row]) -> list[str]:
+    """The optional columns in which a row has an unusual value."""
+    unusual = []
+    for key in OPTIONAL:
+        values = [row[key] for row in rows]
+        if any(value not in USUAL for value in values):
+            unusual.append(key)
+    return unusual
+
+
+def _accuracy_row(found: Row, keys: list[str], has_leads: bool) -> str:
+    accuracy = mean_text(found["accuracy"], found["spread"])
+    status = " <small>interrupted</small>" if found["status"] == "interrupted" else ""
+    fewer = ""
+    if found["times_fewer"] is not None:
+        fewer = f"{found['times_fewer']:.1f} times"
+    cells = [cell(found[key], key) for key in keys]
+    cells.append(cell(f"{accuracy} %", "number accuracy", status))
+    if has_leads:
+        cells.append(cell(lead_text(found), "number"))
+    cells.append(cell(found["seeds"], "number"))
+    cells.append(cell(count(found["bytes_up"]), "number"))
+    cells.append(cell(fewer, "number"))
+    return row(cells, best=found["best"])
+
+
+def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:
+    rules = ", ".join(unique(member.rule for member in members))
+    batches = ", ".join(unique(member.batches for member in members))
+    width = 100 / traffic.times_fewer
+    bars = f'<span class="bar" style="width:{width:.2f}%"></span><span class="bar plain"></span>'
+    up = count(traffic.up)
+    down = count(traffic.down)
+    signvote = f"{up} up, {down} down"
+    float32 = f"{count(traffic.plain)} each way"
+    fewer = "the same"
+    if traffic.times_fewer > CLEARLY_FEWER:
+        fewer = f"{traffic.times_fewer:.1f} times fewer"
+    cells = [
+        cell(f"{rules}; {batches}", "who"),
+        cell("", markup=bars),
+        cell("", "number", f"{signvote}<br>{float32}"),
+        cell("", markup=f'<span class="times">{fewer}</span>'),
+    ]
+    return row(cells)
+
+
+def _seconds_row(label: str, panel: str, times: list[float], longest: float) -> str:
+    bars = ""
+    for i, seconds in enumerate(times):
+        percent = 100 * seconds / longest
+        bars += bar(percent, color_of(i))
+    small = f" <small>{escape(panel)}</small>" if panel else ""
+    cells = [
+        cell(label, "who", small),
+        cell("", markup=f'<span class="stack">{bars}</span>'),
+    ]
+    for seconds in (*times, sum(times)):
+        milliseconds = f"{1000 * seconds:.1f}"
+        cells.append(cell(milliseconds, "number"))
+    return row(cells)
