@@ -18,6 +18,7 @@ from signvote.kernels import (
     CoordinateWeights,
     Planes,
     cuda_bits,
+    cuda_majority,
     cuda_pairs,
     cuda_trust,
     cuda_votes,
@@ -101,7 +102,7 @@ def _majority_(
     tiles, wide = _tiles(span, tile), _width(out, votes)
     rows, tile_rows = 2 * words // wide, tile // wide
     key, first = _coin(coin)
-    cuda_votes.majority_[(min(tiles[1] - tiles[0], MAJORITY["per_processor"] * _processors(counts.device)),)](
+    cuda_majority.majority_[(min(tiles[1] - tiles[0], MAJORITY["per_processor"] * _processors(counts.device)),)](
         *_planes(out), *_planes(votes), counts, 2 * votes.signs.stride(0) // wide, rows, key, first, *span,
         *tiles, COIN=coin is not None, ALIGNED=first % 32 == 0, WORKERS=workers, DIGITS=digits, WIDE=wide,
         ROWS=tile_rows, SMALL=rows < tile_rows, num_warps=MAJORITY["num_warps"],
