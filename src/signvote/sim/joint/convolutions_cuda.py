@@ -1,4 +1,4 @@
-"""The sums of `layers.Plain` over a convolution's weights in Triton, and the convolution of 16 channels.
+"""The sums of `layers_plain` over a convolution's weights in Triton, and the convolution of 16 channels.
 
 Images lie channels last, so a tensor is rows of pixels with C channels side by side. A program takes one
 piece of a worker's samples and leaves partial sums; a second, small kernel adds up what belongs to each
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signvote.sim.joint.layers import Parts
+from signvote.sim.joint.parts import Parts
 
 PROGRAMS = 600  # about: enough to fill a large GPU, few partial sums
 

@@ -1,4 +1,4 @@
-"""The sums of `layers.Plain` for batch norm in Triton: every tensor is read as often as the mathematics asks.
+"""The sums of `layers_plain` for batch norm in Triton: every tensor is read as often as the mathematics asks.
 
 Images lie channels last, so a tensor is rows of pixels with C channels side by side. A program takes one
 sample and leaves partial sums; a second, small kernel adds up what belongs to each worker, always in the
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from signvote.sim.joint.layers import Parts
+from signvote.sim.joint.parts import Parts
 
 TILE = 4096  # elements that a program holds at a time
 
@@ -85,7 +85,7 @@ def _constants(worker, mean, scale, weight, bias, C: tl.constexpr, BLOCK: tl.con
 
 
 @triton.jit
-def _normalise(
+def _normalize(
     x, shortcut, y, owner, mean, scale, weight, bias, pixels,
     C: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +112,7 @@ def _behind_relu(
     value = _tile(x, at, pixels, C, ROWS, BLOCK)[0]
     normal = (value - m) * s
     if RELU:
-        out = (value - m) * s * w + b  # as _normalise has it, to the bit
+        out = (value - m) * s * w + b  # as _normalize has it, to the bit
         if SHORTCUT:
             out = _tile(y, at, pixels, C, ROWS, BLOCK)[0]
         grad = tl.where(out > 0, grad, 0.0)
@@ -211,21 +211,21 @@ def moments(x: Tensor, parts: Parts, eps: float) -> tuple[Tensor, Tensor]:
     return mean, scale
 
 
-def normalise(
+def normalize(
     x: Tensor, shortcut: Tensor | None, mean: Tensor, scale: Tensor, weight: Tensor, bias: Tensor,
     parts: Parts, relu: bool,
 ) -> Tensor:  # fmt: skip
     """Batch norm by worker, then the shortcut if there is one, then relu if asked for, in one pass."""
     (pixels, shape), y = _shape(x), torch.empty_like(x)
     constants = parts.owner, mean, scale, weight, bias
-    _normalise[parts.samples,](
+    _normalize[parts.samples,](
         x, x if shortcut is None else shortcut, y, *constants, pixels,
         RELU=relu, SHORTCUT=shortcut is not None, **shape,
     )  # fmt: skip
     return y
 
 
-def normalise_backward_(
+def normalize_backward_(
     weight_grad: Tensor, bias_grad: Tensor, g: Tensor, x: Tensor, y: Tensor, mean: Tensor, scale: Tensor,
     weight: Tensor, bias: Tensor, parts: Parts, relu: bool, shortcut: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
