@@ -124,8 +124,10 @@ def _for_and_against(y, voted):
     plus = ()
     minus = ()
     for i in tl.static_range(4):
-        plus = plus + (y[i] & voted[i],)
-        minus = minus + (flipped(y[i]) & voted[i],)
+        vote_for = y[i] & voted[i]
+        vote_against = flipped(y[i]) & voted[i]
+        plus = plus + (vote_for,)
+        minus = minus + (vote_against,)
     return plus, minus
 
 
@@ -156,10 +158,11 @@ def disagreements_(
     q = thread % 32 // 4
     t = thread % 4
     here = thread // 32 * (STEPS * WORDS) + 2 * t
-    low = tl.minimum(r + q, workers - 1) * stride
-    high = tl.minimum(r + q + 8, workers - 1) * stride
-    left = tl.minimum(s + q, workers - 1) * stride
-    right = tl.minimum(s + q + 8, workers - 1) * stride
+    last = workers - 1
+    low = tl.minimum(r + q, last) * stride
+    high = tl.minimum(r + q + 8, last) * stride
+    left = tl.minimum(s + q, last) * stride
+    right = tl.minimum(s + q + 8, last) * stride
     differ = zeros(8, 32 * WARPS)
     both = differ
     ones = tl.full([32 * WARPS], ONES, tl.uint32)
@@ -175,12 +178,14 @@ def disagreements_(
             w = _cut(w, at, n)
         for i in tl.static_range(STEPS):
             voted = v[4 * i : 4 * i + 4]
-            plus, minus = _for_and_against(y[4 * i : 4 * i + 4], voted)
+            mine = y[4 * i : 4 * i + 4]
+            plus, minus = _for_and_against(mine, voted)
             their_voted = w[4 * i : 4 * i + 4]
             their_plus = plus
             their_minus = minus
             if not SAME:
-                their_plus, their_minus = _for_and_against(z[4 * i : 4 * i + 4], their_voted)
+                theirs = z[4 * i : 4 * i + 4]
+                their_plus, their_minus = _for_and_against(theirs, their_voted)
             differ = _add(differ, plus, their_minus)
             differ = _add(differ, minus, their_plus)
             if support is not None:
@@ -200,8 +205,10 @@ def _add_up(matrix, sums, r, s, workers, WARPS):
         by_warp = tl.reshape(sums[i], [WARPS, 32])
         total = tl.sum(by_warp, 0).to(tl.int64)
         there = (row < workers) & (column < workers)
-        tl.atomic_add(matrix + row * workers + column, total, mask=there, sem="relaxed")
-        tl.atomic_add(matrix + column * workers + row, total, mask=there & (r < s), sem="relaxed")
+        place = matrix + row * workers + column
+        mirror = matrix + column * workers + row
+        tl.atomic_add(place, total, mask=there, sem="relaxed")
+        tl.atomic_add(mirror, total, mask=there & (r < s), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["rows", "begin", "end", "tiles_from", "tiles_to"])
