@@ -158,7 +158,14 @@ class _Conv(torch.autograd.Function):
         plain = ctx.layer.plain
         into = ctx.layer.gradient
         g = g.contiguous(memory_format=torch.channels_last)
-        _sums(crew).conv_weights_(into["weight"], x, g, plain.stride, plain.padding, crew.parts)
+        _sums(crew).conv_weights_(
+            into["weight"],
+            x,
+            g,
+            plain.stride,
+            plain.padding,
+            crew.parts,
+        )
         if "bias" in into:
             for workers, samples in crew.parts.equals():
                 count = workers.stop - workers.start
@@ -218,7 +225,16 @@ class _Norm(torch.autograd.Function):
         sums = _sums(layer.crew)
         parts = layer.crew.parts
         mean, scale = sums.moments(x, parts, layer.plain.eps)
-        y: Tensor = sums.normalize(x, shortcut, mean, scale, weight, bias, parts, layer.relu)
+        y: Tensor = sums.normalize(
+            x,
+            shortcut,
+            mean,
+            scale,
+            weight,
+            bias,
+            parts,
+            layer.relu,
+        )
         ctx.layer = layer
         ctx.has_shortcut = shortcut is not None
         ctx.save_for_backward(x, y, mean, scale, weight, bias)

@@ -36,11 +36,16 @@ class JointPass:
     """
 
     def __init__(
-        self, gradients: Gradients, batch_sizes: Sequence[int], machine: Machine, test_batch: int
+        self,
+        gradients: Gradients,
+        batch_sizes: Sequence[int],
+        machine: Machine,
+        test_batch: int,
     ) -> None:
         self.gradients_by_one = gradients
         self.batch_sizes = tuple(batch_sizes)
-        self.order = sorted(range(len(batch_sizes)), key=lambda m: batch_sizes[m])  # worker of each row
+        workers = range(len(batch_sizes))
+        self.order = sorted(workers, key=lambda m: batch_sizes[m])  # worker of each row
         self.device = gradients.x.device
         sizes = [batch_sizes[m] for m in self.order]
         self.matrix = torch.zeros(len(sizes), gradients.layout.size, device=self.device)
@@ -55,7 +60,8 @@ class JointPass:
         self.model = side_by_side(gradients.model, crew)
         self.samples = Samples(gradients.task, parts.samples, self.device)
         self.owner = parts.owner.long()  # row of each sample
-        self.share = (1 / torch.tensor(sizes, device=self.device))[self.owner]
+        shares = 1 / torch.tensor(sizes, device=self.device)
+        self.share = shares[self.owner]
         self._evaluation = Evaluation(gradients.task, self.model, crew, test_batch)
         self._replay: Callable[[], None] | None = None
 
@@ -64,7 +70,10 @@ class JointPass:
         self.gradients_by_one.model.load_state_dict(model.state_dict())
 
     def gradients(
-        self, batches: Sequence[Tensor], seeds: Sequence[tuple[int, ...]], relabeled: Sequence[bool] = ()
+        self,
+        batches: Sequence[Tensor],
+        seeds: Sequence[tuple[int, ...]],
+        relabeled: Sequence[bool] = (),
     ) -> Tensor:
         """Start to compute all gradients, (workers, N) in rows of `order`.
 
@@ -75,11 +84,14 @@ class JointPass:
 
         """
         wrong = torch.tensor([bool(relabeled) and relabeled[m] for m in self.order])
-        self.samples.relabeled.copy_(upload(wrong, self.device)[self.owner])
+        by_row = upload(wrong, self.device)
+        self.samples.relabeled.copy_(by_row[self.owner])
         indices = torch.cat([batches[m] for m in self.order])
         self.samples.indices.copy_(upload(indices, self.device))
-        sizes = [self.batch_sizes[m] for m in self.order]
-        self.samples.draw([seeds[m] for m in self.order], sizes)
+        self.samples.draw(
+            seeds=[seeds[m] for m in self.order],
+            sizes=[self.batch_sizes[m] for m in self.order],
+        )
         if self._replay is None:
             self._replay = captured(self._forward_and_back, self.device)
         self._replay()
@@ -113,16 +125,21 @@ class Samples:
         """Draw the augmentation of each worker's samples."""
         if self.draws is None:
             return
-        draws = [self.task.draw(size, generator(*seed)) for seed, size in zip(seeds, sizes, strict=True)]
-        together = torch.cat([draw for draw in draws if draw is not None], 1)
+        drawn = []
+        for seed, size in zip(seeds, sizes, strict=True):
+            draws = self.task.draw(size, generator(*seed))
+            assert draws is not None
+            drawn.append(draws)
+        together = torch.cat(drawn, 1)
         self.draws.copy_(upload(together, self.device))
 
     def load(self) -> tuple[Tensor, Tensor]:
         """Inputs, augmented, and labels."""
         train = self.task.train
         inputs = self.task.prepare(train.inputs[self.indices], self.draws)
-        labels = train.labels[self.indices]
-        return inputs, torch.where(self.relabeled, train.wrong(labels), labels)
+        right = train.labels[self.indices]
+        wrong = train.wrong(right)
+        return inputs, torch.where(self.relabeled, wrong, right)
 
 
 class Evaluation:
@@ -151,7 +168,8 @@ class Evaluation:
         if self._replay is None:
             self._replay = captured(self._forward, self.device)
         self._replay()
-        accuracy, loss = (self.totals / len(self.task.test)).tolist()
+        means = self.totals / len(self.task.test)
+        accuracy, loss = means.tolist()
         return accuracy, loss
 
     @torch.no_grad()
@@ -174,8 +192,10 @@ class Evaluation:
         sizes = [min(self.batch, len(labels) - at) for at in starts]
         self.crew.parts = self._parts_of(tuple(sizes))
         outputs = self.model(self.task.prepare(inputs))
-        self.totals[0] += (outputs.argmax(1) == labels).sum()
-        self.totals[1] += self.task.losses(outputs, labels).sum()
+        right = outputs.argmax(1) == labels
+        losses = self.task.losses(outputs, labels)
+        self.totals[0] += right.sum()
+        self.totals[1] += losses.sum()
 
     def _parts_of(self, sizes: tuple[int, ...]) -> Parts:
         """Kept, because a captured graph reads them."""
