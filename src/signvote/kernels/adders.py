@@ -30,7 +30,14 @@ def _place(held: Array, k: int) -> int:
 
 
 @inlined
-def _full_add_(a: Words, b: Words, b_flip: Word, c: Words, c_flip: Word, carry: Words) -> None:
+def _full_add_(
+    a: Words,
+    b: Words,
+    b_flip: Word,
+    c: Words,
+    c_flip: Word,
+    carry: Words,
+) -> None:
     """Set a, carry <- the two binary digits of a + b + c; b and c may be inverted."""
     for j in range(BLOCK):
         x = a[j]
@@ -45,7 +52,9 @@ def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
     """Column k gains the plane in row `row`, which lies at _place(held, k)."""
     while held[k] == 2:
         carry = _place(held, k + 1)
-        _full_add_(planes[2 * k], planes[2 * k + 1], ZERO, planes[row], ZERO, planes[carry])
+        first = planes[2 * k]
+        second = planes[2 * k + 1]
+        _full_add_(first, second, ZERO, planes[row], ZERO, planes[carry])
         held[k] = 1
         row = carry
         k += 1
@@ -54,7 +63,7 @@ def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
 
 @compiled
 def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y) when everybody voted."""
+    """Columns <- sum over digits of 2^k (1 + Y) when all workers voted."""
     i = 0
     while i < len(digit):
         k = digit[i, 0] + 1
@@ -63,12 +72,15 @@ def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> 
         i += 1
         carry = _place(held, k + 1)
         if held[k] == 2:
-            _full_add_(planes[2 * k], planes[2 * k + 1], ZERO, vote, flip, planes[carry])
+            first = planes[2 * k]
+            second = planes[2 * k + 1]
+            _full_add_(first, second, ZERO, vote, flip, planes[carry])
         elif held[k] == 1 and i < len(digit) and digit[i, 0] + 1 == k:
             other = votes[digit[i, 1], at : at + BLOCK]
             other_flip = np.uint64(digit[i, 2])
             i += 1
-            _full_add_(planes[2 * k], vote, flip, other, other_flip, planes[carry])
+            first = planes[2 * k]
+            _full_add_(first, vote, flip, other, other_flip, planes[carry])
         else:
             slot = planes[2 * k + held[k]]
             for j in range(BLOCK):
@@ -80,8 +92,15 @@ def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> 
 
 
 @compiled
-def _tally_partial_(planes: Words, held: Array, votes: Words, support: Words, digit: Array, at: int) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for none, 0 for one against."""
+def _tally_partial_(
+    planes: Words,
+    held: Array,
+    votes: Words,
+    support: Words,
+    digit: Array,
+    at: int,
+) -> None:
+    """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for an abstention, 0 for a vote against."""
     for i in range(len(digit)):
         k = digit[i, 0]
         m = digit[i, 1]
@@ -101,7 +120,14 @@ def _tally_partial_(planes: Words, held: Array, votes: Words, support: Words, di
 
 
 @compiled
-def _compare_(planes: Words, held: Array, top: int, half: int, more: Words, same: Words) -> None:
+def _compare_(
+    planes: Words,
+    held: Array,
+    top: int,
+    half: int,
+    more: Words,
+    same: Words,
+) -> None:
     """Set more, same <- where the tally exceeds, equals `half`, from the lowest digit to the highest."""
     more[:] = ZERO
     same[:] = ONES
@@ -196,7 +222,13 @@ def _write_(target: Words, plane: Words, where: Words) -> None:
 
 @compiled
 def _count_(
-    differ: Array, cast: Array, votes: Words, support: Words, decision: Words, live: Words, at: int
+    differ: Array,
+    cast: Array,
+    votes: Words,
+    support: Words,
+    decision: Words,
+    live: Words,
+    at: int,
 ) -> None:
     """Add each worker's votes among the live coordinates, and those against the decision."""
     everyone = ZERO

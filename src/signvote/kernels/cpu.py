@@ -38,7 +38,14 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
     exponent = integers.dtype.type(reference.EXPONENT[x.dtype])
 
     def work(lo: int, hi: int) -> bool:
-        finite = loops.sign_planes(integers, exponent, *_coin(coin), *planes, lo, hi)
+        finite = loops.sign_planes(
+            integers,
+            exponent,
+            *_coin(coin),
+            *planes,
+            lo,
+            hi,
+        )
         return bool(finite)
 
     finite = all(_threaded(work, whole))
@@ -47,7 +54,15 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
         tail[:left] = integers[whole * WORD :]
         toss = coin and coin.after(whole * WORD)
         last_signs, last_support = (plane[whole:] for plane in planes)
-        tail_is_finite = loops.sign_planes(tail, exponent, *_coin(toss), last_signs, last_support, 0, 1)
+        tail_is_finite = loops.sign_planes(
+            tail,
+            exponent,
+            *_coin(toss),
+            last_signs,
+            last_support,
+            0,
+            1,
+        )
         finite &= bool(tail_is_finite)
         last_signs[0] &= ONES >> np.uint64(WORD - left)
     return Planes(signs, support), finite
@@ -57,7 +72,8 @@ def _sign_rows(x: Tensor, coins: Coin | Coins | None) -> tuple[Planes, Tensor]:
     """Row by row."""
     tosses: list[Coin | None] = [None] * len(x)
     if isinstance(coins, Coins):
-        tosses = [Coin(key % 2**64, coins.first) for key in coins.keys.tolist()]
+        keys = coins.keys.tolist()
+        tosses = [Coin(key % 2**64, coins.first) for key in keys]
     found = [sign_planes(row, toss) for row, toss in zip(x, tosses, strict=True)]
     rows, finite = zip(*found, strict=True)
     signs = torch.stack([planes.signs for planes in rows])
@@ -77,7 +93,8 @@ def _signed_digits(weights: Tensor) -> Array:
     plus = three_halves & ~half
     minus = half & ~three_halves
     k = np.arange(32)[:, None]
-    column, worker = np.nonzero((plus | minus) >> k & 1)
+    not_zero = (plus | minus) >> k & 1
+    column, worker = np.nonzero(not_zero)
     subtracted = minus[worker] >> column & 1
     negative = subtracted != (w[worker] < 0)
     flip = -negative.astype(np.int64)
@@ -123,8 +140,13 @@ def vote_(
 
 def _padded(planes: Planes, low: int, high: int) -> Planes:
     """A copy of words low to high, filled up to a block."""
-    pad = (0, BLOCK - (high - low))
-    return planes.map(lambda p: torch.nn.functional.pad(p[..., low:high], pad))
+    missing = BLOCK - (high - low)
+
+    def padded(plane: Tensor) -> Tensor:
+        words = plane[..., low:high]
+        return torch.nn.functional.pad(words, (0, missing))
+
+    return planes.map(padded)
 
 
 def vote_by_coordinate_(
@@ -198,7 +220,11 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
         values = x.detach().numpy()
         planes = _arrays(decision, 1)
         size = values.dtype.type(step)
-        _threaded(lambda lo, hi: loops.step_(values, *planes, begin, size, lo, hi), whole)
+
+        def work(lo: int, hi: int) -> None:
+            loops.step_(values, *planes, begin, size, lo, hi)
+
+        _threaded(work, whole)
     tail = x[whole * WORD :]
     word, bit = divmod(begin + whole * WORD, WORD)
     if tail.numel():

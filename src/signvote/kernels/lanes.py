@@ -30,7 +30,14 @@ def _splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
     return builder.shuffle_vector(lane, undefined, first)
 
 
-def _address(context: Any, builder: Any, array: Any, array_type: Any, index: Any, lanes: int) -> Any:
+def _address(
+    context: Any,
+    builder: Any,
+    array: Any,
+    array_type: Any,
+    index: Any,
+    lanes: int,
+) -> Any:
     """Pointer to array[index], typed as `lanes` elements."""
     data = _data(context, builder, array, array_type)
     element = context.get_data_type(array_type.dtype)
@@ -49,14 +56,28 @@ def _alignment(array_type: Any) -> int:
     return int(array_type.dtype.bitwidth) // 8
 
 
-def _load(context: Any, builder: Any, array: Any, array_type: Any, index: Any, lanes: int = LANES) -> Any:
+def _load(
+    context: Any,
+    builder: Any,
+    array: Any,
+    array_type: Any,
+    index: Any,
+    lanes: int = LANES,
+) -> Any:
     address = _address(context, builder, array, array_type, index, lanes)
     loaded = builder.load(address)
     loaded.align = _alignment(array_type)
     return loaded
 
 
-def _store(context: Any, builder: Any, value: Any, array: Any, array_type: Any, index: Any) -> None:
+def _store(
+    context: Any,
+    builder: Any,
+    value: Any,
+    array: Any,
+    array_type: Any,
+    index: Any,
+) -> None:
     address = _address(context, builder, array, array_type, index, value.type.count)
     stored = builder.store(value, address)
     stored.align = _alignment(array_type)
@@ -105,7 +126,15 @@ def classify(typing: Any, integers: Any, index: Any, exponent: Any) -> Any:
 
 
 @intrinsic
-def add_where(typing: Any, source: Any, i: Any, word: Any, amount: Any, target: Any, k: Any) -> Any:
+def add_where(
+    typing: Any,
+    source: Any,
+    i: Any,
+    word: Any,
+    amount: Any,
+    target: Any,
+    k: Any,
+) -> Any:
     """target[k : k + 64] = source[i : i + 64] + amount where word has a 1, + 0 elsewhere."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -140,7 +169,14 @@ def put_where(typing: Any, word: Any, value: Any, target: Any, k: Any) -> Any:
 
 
 @intrinsic
-def step_where(typing: Any, floats: Any, index: Any, positive: Any, voted: Any, step: Any) -> Any:
+def step_where(
+    typing: Any,
+    floats: Any,
+    index: Any,
+    positive: Any,
+    voted: Any,
+    step: Any,
+) -> Any:
     """floats[index : index + 8] -= step where positive, += step elsewhere, only where voted."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

@@ -105,10 +105,12 @@ def vote_by_coordinate_(
                 size = sizes[m + g]
                 prefetch(count, at + stride)
                 prefetch(count, at + stride + 32)
-                add_where(count, at, votes[m + g, w], size, index, 64 * g)
+                vote = votes[m + g, w]
+                add_where(count, at, vote, size, index, 64 * g)
                 if support.shape[0]:
+                    silent = ~support[m + g, w]
                     no_vote = np.uint16(2 * size)
-                    put_where(~support[m + g, w], no_vote, index, 64 * g)
+                    put_where(silent, no_vote, index, 64 * g)
             if group == GROUP:
                 a = rows[m]
                 b = rows[m + 1]
@@ -201,7 +203,13 @@ def _word_at(plane: Words, bit: int) -> Word:
 
 @compiled
 def step_(
-    x: Array, signs: Words, support: Words, begin: int, step: np.floating[Any], lo: int, hi: int
+    x: Array,
+    signs: Words,
+    support: Words,
+    begin: int,
+    step: np.floating[Any],
+    lo: int,
+    hi: int,
 ) -> None:
     """Words lo to hi of x, 64 coordinates each: the decision's bits are shifted to where they are used."""
     for w in range(lo, hi):

@@ -62,7 +62,8 @@ def pack(bits: Tensor) -> Tensor:
     *rows, n = bits.shape
     words = words_for(n)
     missing = words * WORD - n
-    padded = torch.nn.functional.pad(bits.to(torch.int64), (0, missing))
+    numbers = bits.to(torch.int64)
+    padded = torch.nn.functional.pad(numbers, (0, missing))
     lanes = torch.arange(WORD, device=bits.device)
     by_word = padded.view(*rows, words, WORD)
     plane: Tensor = (by_word << lanes).sum(-1)
@@ -73,7 +74,8 @@ def unpack(plane: Tensor, n: int) -> Tensor:
     """The first n bits of a plane (..., words) as booleans (..., n)."""
     lanes = torch.arange(WORD, device=plane.device)
     bits = (plane.unsqueeze(-1) >> lanes) & 1
-    return bits.flatten(-2)[..., :n].bool()
+    flat = bits.flatten(-2)
+    return flat[..., :n].bool()
 
 
 def _bits(plane: Tensor | None, like: Tensor, n: int) -> Tensor:
@@ -92,7 +94,8 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
     zero = integers << 1 == 0
     if coin is None:
         return Planes(pack(positive), pack(~zero)), finite
-    heads = unpack(coin_words(coin, words_for(n), x.device), n)
+    coins = coin_words(coin, words_for(n), x.device)
+    heads = unpack(coins, n)
     signs = torch.where(zero, heads, positive)
     return Planes(pack(signs), None), finite
 
@@ -103,7 +106,8 @@ def _sign_of(tally: Tensor, coin: Coin | None) -> tuple[Tensor, Tensor]:
     if coin is None:
         return positive, tally != 0
     n = tally.numel()
-    heads = unpack(coin_words(coin, words_for(n), tally.device), n)
+    coins = coin_words(coin, words_for(n), tally.device)
+    heads = unpack(coins, n)
     decision = torch.where(tally == 0, heads, positive)
     return decision, torch.ones_like(heads)
 
@@ -125,7 +129,8 @@ def vote_(
     begin, end = span
     positive = unpack(votes.signs, end)[:, begin:]
     voted = _bits(votes.support, votes.signs, end)[:, begin:]
-    y = (2 * positive.to(torch.int64) - 1) * voted
+    signs = 2 * positive.to(torch.int64) - 1
+    y = signs * voted
     w = weights.to(y.device, torch.int64)[:, None]
     tally = (w * y).sum(0)  # (paper, eq. 3)
     toss = coin and coin.after(begin)
@@ -148,7 +153,8 @@ def vote_by_coordinate_(
     positive = unpack(votes.signs, n)
     voted = _bits(votes.support, votes.signs, n) & present[:, None]
     by_worker = counters[:, slots].transpose(0, 1)
-    count = by_worker.flatten(1)[:, :n].int() & 0xFFFF
+    stored = by_worker.flatten(1)[:, :n]
+    count = stored.int() & 0xFFFF
     size = sizes[:, None]
     index = torch.where(voted, count + size * positive, 2 * size)
     signed_weights = tables[table_of[:, None], index.long()]
@@ -163,9 +169,9 @@ def vote_by_coordinate_(
     missing_adds = 2 if weights.zero_is_symbol else 1
     added = 2 * differs + missing_adds * missing  # (paper, eq. 4)
     spare = counters.shape[0] * WORD - n
-    padded = torch.nn.functional.pad(added.to(torch.int16), (0, spare))[present]
-    by_word = padded.unflatten(1, (-1, WORD)).transpose(0, 1)
-    counters[:, slots[present]] += by_word
+    padded = torch.nn.functional.pad(added.to(torch.int16), (0, spare))
+    by_word = padded[present].unflatten(1, (-1, WORD))
+    counters[:, slots[present]] += by_word.transpose(0, 1)
     return differs.sum(1), cast.sum(1)
 
 

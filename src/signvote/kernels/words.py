@@ -53,7 +53,14 @@ def coin_word(key: Word, first: Word, word: int) -> Word:
 
 
 @compiled
-def toss_(plane: Words, where: Words, key: Word, first: Word, at: int, n: int) -> None:
+def toss_(
+    plane: Words,
+    where: Words,
+    key: Word,
+    first: Word,
+    at: int,
+    n: int,
+) -> None:
     """Set plane |= the coin's bits where `where` is 1; plane must be 0 there. Most often it is 1 nowhere."""
     anywhere = ZERO
     for j in range(n):
