@@ -125,10 +125,8 @@ def vote_by_coordinate_(
                     t = pair[i + 128]
                     even = peek(a, p & LOW) + peek(b, q & LOW) + peek(c, r & LOW)
                     odd = peek(a, p >> HIGH) + peek(b, q >> HIGH) + peek(c, r >> HIGH)
-                    even = even + peek(d, s & LOW) + peek(e, t & LOW)
-                    odd = odd + peek(d, s >> HIGH) + peek(e, t >> HIGH)
-                    tally[2 * i] += even
-                    tally[2 * i + 1] += odd
+                    tally[2 * i] += even + peek(d, s & LOW) + peek(e, t & LOW)
+                    tally[2 * i + 1] += odd + peek(d, s >> HIGH) + peek(e, t >> HIGH)
             else:
                 for g in range(group):
                     a = rows[m + g]
