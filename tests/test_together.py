@@ -22,7 +22,8 @@ from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
 from signvote.sim.gradients import Gradients
-from signvote.sim.joint.layers import Crew, Parts, side_by_side
+from signvote.sim.joint.layers import Crew, side_by_side
+from signvote.sim.joint.parts import Parts
 from signvote.sim.joint.passes import JointPass
 from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine

@@ -1,9 +1,9 @@
-"""The hot loops, spelled once per device with the same names and the same bits.
+"""The hot loops, written once per device with the same names and the same bits.
 
-`reference` is plain torch, slow and obvious: the oracle, and what runs where nothing better does.
-`cpu` is numba, `cuda` is Triton and never waits for the device. All work on *planes*: int64 words in
-which bit i of word w belongs to coordinate 64 w + i. The memory of a plane is therefore exactly the
-little-endian bit string of a ballot.
+`reference` is plain torch, slow and obvious: the oracle, and the fallback on other devices. `cpu` is numba.
+`cuda` is Triton and never waits for the device. All work on *planes*: int64 words in which bit i of word w
+belongs to coordinate 64 w + i. The memory of a plane is therefore exactly the little-endian bit string of
+a ballot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from signvote.errors import ConfigError
 
 WORD = 64
 BACKENDS = ("cpu", "cuda", "reference")
-AMPERE = (8, 0)  # the oldest GPUs that have what the Triton kernels use; older ones take plain torch
+AMPERE = (8, 0)  # the oldest GPUs that have what the Triton kernels use; older ones use plain torch
 
 
 class Planes(NamedTuple):
@@ -33,7 +33,8 @@ class Planes(NamedTuple):
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Planes:
         """Both planes, changed alike."""
-        return Planes(change(self.signs), None if self.support is None else change(self.support))
+        support = None if self.support is None else change(self.support)
+        return Planes(change(self.signs), support)
 
 
 class Coin(NamedTuple):
@@ -55,27 +56,30 @@ class Coins(NamedTuple):
 
     @classmethod
     def of(cls, coins: Sequence[Coin | None], device: torch.device | str) -> Coins | None:
-        """These coins, or None if they are none; all start at the same coordinate."""
+        """These coins as a tensor, or None if there are none. All start at the same coordinate."""
         known = [coin for coin in coins if coin is not None]
         if not known:
             return None
-        return cls(upload(torch.tensor([signed(coin.key) for coin in known]), device), known[0].first)
+        keys = torch.tensor([signed(coin.key) for coin in known])
+        return cls(upload(keys, device), known[0].first)
 
 
 def signed(word: int) -> int:
-    """A uint64 as the int64 of the same bits, as torch wants it."""
-    return (word & (2**64 - 1)) - ((word & 2**63) << 1)
+    """A uint64 as the int64 of the same bits, which torch wants."""
+    magnitude = word & (2**64 - 1)
+    sign = word & 2**63
+    return magnitude - (sign << 1)
 
 
 class CoordinateWeights(NamedTuple):
-    """The weight of every worker at every coordinate, as a table to look its counter up in.
+    """The weight of every worker at every coordinate, as tables indexed by its counter.
 
     Where worker m's counter is c, row tables[table_of[m]] holds -w(c) at c, +w(c) at sizes[m] + c, and
     0, for no vote, at 2 sizes[m].
     """
 
     counters: Tensor  # (words, slots, 64) uint16
-    slots: Tensor  # (workers,) int64: whose counters stand where; -1: takes no part
+    slots: Tensor  # (workers,) int64: where a worker's counters are; -1: the worker takes no part
     tables: Tensor  # (tables, longest) int32
     table_of: Tensor  # (workers,) int64
     sizes: Tensor  # (workers,) int32
@@ -83,13 +87,13 @@ class CoordinateWeights(NamedTuple):
 
 
 class Backend(Protocol):
-    """What a kernel module offers. A trailing `_` means that the first argument is written to."""
+    """The functions of a kernel module. A trailing `_` means that the first argument is written to."""
 
     def sign_planes(self, x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
         """Signs of a contiguous float vector, or of each row of a matrix, and whether all of it was finite.
 
-        A zero gets the coin's bit, or without a coin no sign. A matrix takes Coins, one for each row.
-        What is finite stays on the device: a boolean for a vector on the CPU, else a tensor.
+        A zero gets the coin's bit, or without a coin no sign. A matrix needs Coins, one for each row.
+        The second result stays on the device: a boolean for a vector on the CPU, else a tensor.
         """
 
     def vote_(
@@ -104,10 +108,10 @@ class Backend(Protocol):
     def vote_by_coordinate_(
         self, out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
     ) -> tuple[Tensor, Tensor]:
-        """Decide n coordinates with a weight for each worker and coordinate, and count who differed.
+        """Decide n coordinates with a weight for each worker and coordinate.
 
         The counters are updated in the same pass (paper, eq. 4): +2 for a vote that differs from the decision, and
-        where just one of both is missing +1, or +2 if `zero_is_symbol`. Returns what `vote_` does.
+        where just one of both is missing +1, or +2 if `zero_is_symbol`. Returns the same counts as `vote_`.
         """
 
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
@@ -118,14 +122,14 @@ class Backend(Protocol):
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """A small tensor of the CPU on a device, without waiting for what the device has to do before."""
+    """Copy a small tensor from the CPU to a device without waiting for earlier work there."""
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def download(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
-    """Begin to copy tensors to the CPU; the result waits for them, and only for them."""
+    """Start an asynchronous copy to the CPU. Calling the result waits for the copy and for nothing else."""
     if all(t.device.type == "cpu" for t in tensors):
         return lambda: tensors
     copies = tuple(torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors)
@@ -142,23 +146,25 @@ def download(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
 
 
 def words_for(n: int) -> int:
-    """Words that n bits fill."""
+    """The number of words that n bits fill."""
     return -(-n // WORD)
 
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled for a GPU; PyTorch for Windows comes without."""
+    """Whether kernels can be compiled for a GPU. PyTorch for Windows comes without Triton."""
     return find_spec("triton") is not None
 
 
 @cache
 def _fastest(device: torch.device) -> str:
-    """The kernels made for a device, if it can run them; those for GPUs are in part written in PTX."""
-    if device.type == "cuda":
-        able = has_triton() and torch.version.hip is None
-        return "cuda" if able and torch.cuda.get_device_capability(device) >= AMPERE else "reference"
-    return "cpu" if device.type == "cpu" else "reference"
+    """The fastest kernels that a device can run. Those for GPUs are partly written in PTX."""
+    if device.type == "cpu":
+        return "cpu"
+    if device.type != "cuda" or not has_triton() or torch.version.hip is not None:
+        return "reference"
+    capability = torch.cuda.get_device_capability(device)
+    return "cuda" if capability >= AMPERE else "reference"
 
 
 def backend_name(device: torch.device | str) -> str:

@@ -24,14 +24,25 @@ SPARE = 2 * COLUMNS  # two rows for carries on their way
 @inlined
 def _place(held: Array, k: int) -> int:
     """The row for a plane that column k gains: its free slot, or a spare row if it holds two."""
-    return 2 * k + held[k] if held[k] < 2 else SPARE + (k & 1)
+    if held[k] < 2:
+        return 2 * k + held[k]  # type: ignore[no-any-return]
+    return SPARE + (k & 1)
 
 
 @inlined
-def _full_add_(a: Words, b: Words, b_flip: Word, c: Words, c_flip: Word, carry: Words) -> None:
+def _full_add_(
+    a: Words,
+    b: Words,
+    b_flip: Word,
+    c: Words,
+    c_flip: Word,
+    carry: Words,
+) -> None:
     """Set a, carry <- the two binary digits of a + b + c; b and c may be inverted."""
     for j in range(BLOCK):
-        x, y, z = a[j], b[j] ^ b_flip, c[j] ^ c_flip
+        x = a[j]
+        y = b[j] ^ b_flip
+        z = c[j] ^ c_flip
         carry[j] = (x & y) | ((x ^ y) & z)
         a[j] = x ^ y ^ z
 
@@ -41,7 +52,9 @@ def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
     """Column k gains the plane in row `row`, which lies at _place(held, k)."""
     while held[k] == 2:
         carry = _place(held, k + 1)
-        _full_add_(planes[2 * k], planes[2 * k + 1], ZERO, planes[row], ZERO, planes[carry])
+        first = planes[2 * k]
+        second = planes[2 * k + 1]
+        _full_add_(first, second, ZERO, planes[row], ZERO, planes[carry])
         held[k] = 1
         row = carry
         k += 1
@@ -50,19 +63,24 @@ def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
 
 @compiled
 def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y) when everybody voted."""
+    """Columns <- sum over digits of 2^k (1 + Y) when all workers voted."""
     i = 0
     while i < len(digit):
-        k, flip = digit[i, 0] + 1, np.uint64(digit[i, 2])
+        k = digit[i, 0] + 1
+        flip = np.uint64(digit[i, 2])
         vote = votes[digit[i, 1], at : at + BLOCK]
         i += 1
         carry = _place(held, k + 1)
         if held[k] == 2:
-            _full_add_(planes[2 * k], planes[2 * k + 1], ZERO, vote, flip, planes[carry])
+            first = planes[2 * k]
+            second = planes[2 * k + 1]
+            _full_add_(first, second, ZERO, vote, flip, planes[carry])
         elif held[k] == 1 and i < len(digit) and digit[i, 0] + 1 == k:
-            other, other_flip = votes[digit[i, 1], at : at + BLOCK], np.uint64(digit[i, 2])
+            other = votes[digit[i, 1], at : at + BLOCK]
+            other_flip = np.uint64(digit[i, 2])
             i += 1
-            _full_add_(planes[2 * k], vote, flip, other, other_flip, planes[carry])
+            first = planes[2 * k]
+            _full_add_(first, vote, flip, other, other_flip, planes[carry])
         else:
             slot = planes[2 * k + held[k]]
             for j in range(BLOCK):
@@ -74,11 +92,21 @@ def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> 
 
 
 @compiled
-def _tally_partial_(planes: Words, held: Array, votes: Words, support: Words, digit: Array, at: int) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for none, 0 for one against."""
+def _tally_partial_(
+    planes: Words,
+    held: Array,
+    votes: Words,
+    support: Words,
+    digit: Array,
+    at: int,
+) -> None:
+    """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for an abstention, 0 for a vote against."""
     for i in range(len(digit)):
-        k, m, flip = digit[i, 0], digit[i, 1], np.uint64(digit[i, 2])
-        vote, voted = votes[m, at : at + BLOCK], support[m, at : at + BLOCK]
+        k = digit[i, 0]
+        m = digit[i, 1]
+        flip = np.uint64(digit[i, 2])
+        vote = votes[m, at : at + BLOCK]
+        voted = support[m, at : at + BLOCK]
         row = _place(held, k)
         plane = planes[row]
         for j in range(BLOCK):
@@ -92,11 +120,20 @@ def _tally_partial_(planes: Words, held: Array, votes: Words, support: Words, di
 
 
 @compiled
-def _compare_(planes: Words, held: Array, top: int, half: int, more: Words, same: Words) -> None:
+def _compare_(
+    planes: Words,
+    held: Array,
+    top: int,
+    half: int,
+    more: Words,
+    same: Words,
+) -> None:
     """Set more, same <- where the tally exceeds, equals `half`, from the lowest digit to the highest."""
-    more[:], same[:] = ZERO, ONES
+    more[:] = ZERO
+    same[:] = ONES
     for k in range(top):
-        digit, second = planes[2 * k], planes[2 * k + 1]
+        digit = planes[2 * k]
+        second = planes[2 * k + 1]
         if held[k] == 0:
             digit[:] = ZERO
         elif held[k] == 2:
@@ -118,18 +155,31 @@ def _compare_(planes: Words, held: Array, top: int, half: int, more: Words, same
 
 @compiled
 def vote_blocks_(
-    out: Words, decided: Words, votes: Words, support: Words, digit: Array, key: Word, first: Word,
-    has_coin: bool, begin: int, end: int, lo: int, hi: int,
-) -> tuple[Array, Array]:  # fmt: skip
-    """What `Backend.vote_` says, on words lo to hi, whole blocks of them; others may do the rest meanwhile.
+    out: Words,
+    decided: Words,
+    votes: Words,
+    support: Words,
+    digit: Array,
+    key: Word,
+    first: Word,
+    has_coin: bool,
+    begin: int,
+    end: int,
+    lo: int,
+    hi: int,
+) -> tuple[Array, Array]:
+    """`Backend.vote_` on words lo to hi, whole blocks of them. Other threads may work on other words meanwhile.
 
     Planes that are missing have no elements. `digit` has the weights' signed digits, sorted by their
     place: see `cpu._signed_digits`. Only coordinates begin to end are written and counted.
     """
     workers = votes.shape[0]
-    differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
-    planes, held = np.empty((SPARE + 2, BLOCK), np.uint64), np.zeros(COLUMNS, np.int64)
-    more, same = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.uint64)
+    differ = np.zeros(workers, np.int64)
+    cast = np.zeros(workers, np.int64)
+    planes = np.empty((SPARE + 2, BLOCK), np.uint64)
+    held = np.zeros(COLUMNS, np.int64)
+    more = np.empty(BLOCK, np.uint64)
+    same = np.empty(BLOCK, np.uint64)
     live = np.empty(BLOCK, np.uint64)
     half = np.int64(0)
     for i in range(len(digit)):
@@ -165,12 +215,20 @@ def vote_blocks_(
 def _write_(target: Words, plane: Words, where: Words) -> None:
     """Set target <- plane where `where` is 1."""
     for j in range(BLOCK):
-        target[j] = (target[j] & ~where[j]) | (plane[j] & where[j])
+        kept = target[j] & ~where[j]
+        new = plane[j] & where[j]
+        target[j] = kept | new
 
 
 @compiled
 def _count_(
-    differ: Array, cast: Array, votes: Words, support: Words, decision: Words, live: Words, at: int
+    differ: Array,
+    cast: Array,
+    votes: Words,
+    support: Words,
+    decision: Words,
+    live: Words,
+    at: int,
 ) -> None:
     """Add each worker's votes among the live coordinates, and those against the decision."""
     everyone = ZERO
@@ -178,13 +236,15 @@ def _count_(
         everyone += popcount(live[j])
     for m in range(votes.shape[0]):
         vote = votes[m, at : at + BLOCK]
-        wrong, cast_here = ZERO, everyone
+        wrong = ZERO
+        cast_here = everyone
         if support.shape[0]:
             voted = support[m, at : at + BLOCK]
             cast_here = ZERO
             for j in range(BLOCK):
-                cast_here += popcount(live[j] & voted[j])
-                wrong += popcount((vote[j] ^ decision[j]) & live[j] & voted[j])
+                counted = live[j] & voted[j]
+                cast_here += popcount(counted)
+                wrong += popcount((vote[j] ^ decision[j]) & counted)
         else:
             for j in range(BLOCK):
                 wrong += popcount((vote[j] ^ decision[j]) & live[j])

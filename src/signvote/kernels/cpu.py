@@ -1,6 +1,6 @@
-"""The kernels of `Backend` in numba: what torch hands over, split among threads, padded to full blocks.
+"""The kernels of `Backend` in numba: tensors are split among threads and padded to full blocks.
 
-Threads share out words; counts are integers, so nothing depends on how many there are.
+Each thread gets a range of words. Counts are integers, so results do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -28,24 +28,43 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
     if x.ndim == 2:
         return _sign_rows(x, coin)
     assert not isinstance(coin, Coins)
-    n, whole = x.numel(), x.numel() // WORD
+    n = x.numel()
+    whole, left = divmod(n, WORD)
     signs = torch.empty(words_for(n), dtype=torch.int64)
     support = None if coin else torch.empty_like(signs)
     planes = _arrays(Planes(signs, support), 1)
-    integers = x.view(reference.INTEGERS[x.element_size()]).numpy()
+    integer = reference.INTEGERS[x.element_size()]
+    integers = x.view(integer).numpy()
     exponent = integers.dtype.type(reference.EXPONENT[x.dtype])
 
     def work(lo: int, hi: int) -> bool:
-        return bool(loops.sign_planes(integers, exponent, *_coin(coin), *planes, lo, hi))
+        finite = loops.sign_planes(
+            integers,
+            exponent,
+            *_coin(coin),
+            *planes,
+            lo,
+            hi,
+        )
+        return bool(finite)
 
     finite = all(_threaded(work, whole))
-    if n % WORD:
+    if left:
         tail = np.zeros(WORD, integers.dtype)
-        tail[: n % WORD] = integers[whole * WORD :]
+        tail[:left] = integers[whole * WORD :]
         toss = coin and coin.after(whole * WORD)
-        last = tuple(p[whole:] for p in planes)
-        finite &= bool(loops.sign_planes(tail, exponent, *_coin(toss), *last, 0, 1))
-        last[0][0] &= ONES >> np.uint64(WORD - n % WORD)
+        last_signs, last_support = (plane[whole:] for plane in planes)
+        tail_is_finite = loops.sign_planes(
+            tail,
+            exponent,
+            *_coin(toss),
+            last_signs,
+            last_support,
+            0,
+            1,
+        )
+        finite &= bool(tail_is_finite)
+        last_signs[0] &= ONES >> np.uint64(WORD - left)
     return Planes(signs, support), finite
 
 
@@ -53,24 +72,33 @@ def _sign_rows(x: Tensor, coins: Coin | Coins | None) -> tuple[Planes, Tensor]:
     """Row by row."""
     tosses: list[Coin | None] = [None] * len(x)
     if isinstance(coins, Coins):
-        tosses = [Coin(key % 2**64, coins.first) for key in coins.keys.tolist()]
-    rows, finite = zip(*(sign_planes(row, toss) for row, toss in zip(x, tosses, strict=True)), strict=True)
+        keys = coins.keys.tolist()
+        tosses = [Coin(key % 2**64, coins.first) for key in keys]
+    found = [sign_planes(row, toss) for row, toss in zip(x, tosses, strict=True)]
+    rows, finite = zip(*found, strict=True)
+    signs = torch.stack([planes.signs for planes in rows])
     support = None if coins else torch.stack([planes.support for planes in rows])
-    return Planes(torch.stack([planes.signs for planes in rows]), support), torch.tensor(finite)
+    return Planes(signs, support), torch.tensor(finite)
 
 
 def _signed_digits(weights: Tensor) -> Array:
     """The weights as rows (k, worker, flip): each stands for +2^k, or -2^k where flip is all ones.
 
-    The non-adjacent form: of neighbouring binary digits at most one is not zero, a third in all.
+    The non-adjacent form: of two neighboring binary digits at most one is not zero, a third in all.
     """
     w = weights.numpy().astype(np.int64)
-    half, whole = np.abs(w) >> 1, np.abs(w) + (np.abs(w) >> 1)
-    plus, minus = whole & ~half, half & ~whole
+    size = np.abs(w)
+    half = size >> 1
+    three_halves = size + half
+    plus = three_halves & ~half
+    minus = half & ~three_halves
     k = np.arange(32)[:, None]
-    column, worker = np.nonzero((plus | minus) >> k & 1)
-    negative = (minus[worker] >> column & 1) != (w[worker] < 0)
-    return np.stack([column, worker, -negative.astype(np.int64)], axis=1)
+    not_zero = (plus | minus) >> k & 1
+    column, worker = np.nonzero(not_zero)
+    subtracted = minus[worker] >> column & 1
+    negative = subtracted != (w[worker] < 0)
+    flip = -negative.astype(np.int64)
+    return np.stack([column, worker, flip], axis=1)
 
 
 def vote_(
@@ -78,19 +106,31 @@ def vote_(
 ) -> tuple[Tensor, Tensor]:
     """Whole blocks in place; the last block, where words are missing, on a padded copy."""
     digit = _signed_digits(weights)
-    low, high = span[0] // WORD, words_for(span[1])
+    begin, end = span
+    low = begin // WORD
+    high = words_for(end)
     whole = low + (high - low) // BLOCK * BLOCK
 
     def work(lo: int, hi: int, planes: Planes, ballots: Planes, shift: int) -> Counts:
         toss = coin and coin.after(shift * WORD)
         return vote_blocks_(  # type: ignore[no-any-return]
-            *_arrays(planes, 1), *_arrays(ballots, 2), digit, *_coin(toss),
-            span[0] - shift * WORD, span[1] - shift * WORD, lo, hi,
-        )  # fmt: skip
+            *_arrays(planes, 1),
+            *_arrays(ballots, 2),
+            digit,
+            *_coin(toss),
+            begin - shift * WORD,
+            end - shift * WORD,
+            lo,
+            hi,
+        )
 
-    counts = _threaded(lambda lo, hi: work(low + lo, low + hi, out, votes, 0), whole - low)
+    def work_on_blocks(lo: int, hi: int) -> Counts:
+        return work(low + lo, low + hi, out, votes, 0)
+
+    counts = _threaded(work_on_blocks, whole - low)
     if high > whole:
-        last_out, last_votes = _padded(out, whole, high), _padded(votes, whole, high)
+        last_out = _padded(out, whole, high)
+        last_votes = _padded(votes, whole, high)
         counts.append(work(0, BLOCK, last_out, last_votes, whole))
         for plane, last in zip(out, last_out, strict=True):
             if plane is not None and last is not None:
@@ -100,32 +140,57 @@ def vote_(
 
 def _padded(planes: Planes, low: int, high: int) -> Planes:
     """A copy of words low to high, filled up to a block."""
-    pad = (0, BLOCK - (high - low))
-    return planes.map(lambda p: torch.nn.functional.pad(p[..., low:high], pad))
+    missing = BLOCK - (high - low)
+
+    def padded(plane: Tensor) -> Tensor:
+        words = plane[..., low:high]
+        return torch.nn.functional.pad(words, (0, missing))
+
+    return planes.map(padded)
 
 
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Word by word, counters and all; who takes no part is left out first."""
+    """Word by word, votes and counters. Workers that take no part are dropped first."""
     counters, slots, tables, table_of, sizes, zero_is_symbol = weights
     present = slots >= 0
     if not present.all():
         voters = votes.map(lambda p: p[present])
-        theirs = weights._replace(slots=slots[present], table_of=table_of[present], sizes=sizes[present])
+        theirs = weights._replace(
+            slots=slots[present],
+            table_of=table_of[present],
+            sizes=sizes[present],
+        )
         counts = torch.zeros(2, len(slots), dtype=torch.int64)
-        counts[:, present] = torch.stack(vote_by_coordinate_(out, voters, theirs, coin, n))
+        their_counts = vote_by_coordinate_(out, voters, theirs, coin, n)
+        counts[:, present] = torch.stack(their_counts)
         return counts[0], counts[1]
-    planes, ballots = _arrays(out, 1), _arrays(votes, 2)
-    rows = tables.data_ptr() + table_of.numpy() * tables.stride(0) * tables.element_size()
-    trust = counters.numpy(), slots.numpy(), rows.astype(np.uint64), sizes.numpy().astype(np.uint16)
+    planes = _arrays(out, 1)
+    ballots = _arrays(votes, 2)
+    bytes_per_table = tables.stride(0) * tables.element_size()
+    rows = tables.data_ptr() + table_of.numpy() * bytes_per_table
+    trust = (
+        counters.numpy(),
+        slots.numpy(),
+        rows.astype(np.uint64),
+        sizes.numpy().astype(np.uint16),
+    )
 
     def work(lo: int, hi: int) -> Counts:
         return loops.vote_by_coordinate_(  # type: ignore[no-any-return]
-            *planes, *ballots, *trust, *_coin(coin), n, zero_is_symbol, lo, hi
+            *planes,
+            *ballots,
+            *trust,
+            *_coin(coin),
+            n,
+            zero_is_symbol,
+            lo,
+            hi,
         )
 
-    return _summed(_threaded(work, words_for(n)), len(slots))
+    parts = _threaded(work, words_for(n))
+    return _summed(parts, len(slots))
 
 
 def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
@@ -136,20 +201,35 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
         return loops.disagreements(*ballots, n, lo, hi)  # type: ignore[no-any-return]
 
     workers = votes.signs.shape[0]
-    differ, both = _summed(_threaded(work, words_for(n)), (workers, workers))
-    return differ + differ.triu(1).T, both + both.triu(1).T
+    parts = _threaded(work, words_for(n))
+    differ, both = _summed(parts, (workers, workers))
+    return _mirrored(differ), _mirrored(both)
+
+
+def _mirrored(upper: Tensor) -> Tensor:
+    """An upper triangle as a symmetric matrix."""
+    return upper + upper.triu(1).T
 
 
 def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """Whole words of float32 and float64 here; what is left, and the half floats, by `reference`."""
-    whole = x.numel() // WORD if x.dtype in (torch.float32, torch.float64) else 0
+    """Whole words of float32 and float64 here. `reference` does the last word and the half floats."""
+    whole = 0
+    if x.dtype in (torch.float32, torch.float64):
+        whole = x.numel() // WORD
     if whole:
-        values, planes = x.detach().numpy(), _arrays(decision, 1)
+        values = x.detach().numpy()
+        planes = _arrays(decision, 1)
         size = values.dtype.type(step)
-        _threaded(lambda lo, hi: loops.step_(values, *planes, begin, size, lo, hi), whole)
-    tail, at = x[whole * WORD :], begin + whole * WORD
+
+        def work(lo: int, hi: int) -> None:
+            loops.step_(values, *planes, begin, size, lo, hi)
+
+        _threaded(work, whole)
+    tail = x[whole * WORD :]
+    word, bit = divmod(begin + whole * WORD, WORD)
     if tail.numel():
-        reference.step_(tail, decision.map(lambda p: p[at // WORD :]), at % WORD, step)
+        there = decision.map(lambda p: p[word:])
+        reference.step_(tail, there, bit, step)
 
 
 # ---- between torch and numba -----------------------------------------------------------------
@@ -157,19 +237,25 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
 
 def _arrays(planes: Planes, dimensions: int) -> tuple[Array, Array]:
     """Both planes as numpy words; a missing one has no elements."""
-    missing = np.empty((0,) * dimensions, np.uint64)
-    signs, support = (missing if p is None else p.numpy().view(np.uint64) for p in planes)
-    return signs, support
+    signs = planes.signs.numpy().view(np.uint64)
+    if planes.support is None:
+        return signs, np.empty((0,) * dimensions, np.uint64)
+    return signs, planes.support.numpy().view(np.uint64)
 
 
 def _coin(coin: Coin | None) -> tuple[np.uint64, np.uint64, bool]:
-    return (np.uint64(coin.key), np.uint64(coin.first), True) if coin else (ZERO, ZERO, False)
+    """Key, first coordinate, and whether there is a coin."""
+    if coin is None:
+        return ZERO, ZERO, False
+    return np.uint64(coin.key), np.uint64(coin.first), True
 
 
 def _threaded(work: Callable[[int, int], T], words: int) -> list[T]:
     """work(lo, hi) over the words, on as many threads as torch may use and the work is worth."""
-    threads = max(1, min(torch.get_num_threads(), words // WORDS_PER_THREAD))
-    step = max(1, -(-words // (threads * BLOCK))) * BLOCK
+    worth = words // WORDS_PER_THREAD
+    threads = max(1, min(torch.get_num_threads(), worth))
+    blocks = -(-words // (threads * BLOCK))
+    step = max(1, blocks) * BLOCK
     spans = [(lo, min(lo + step, words)) for lo in range(0, words, step)]
     if len(spans) <= 1:
         return [work(lo, hi) for lo, hi in spans]
@@ -178,6 +264,10 @@ def _threaded(work: Callable[[int, int], T], words: int) -> list[T]:
 
 
 def _summed(counts: list[Counts], shape: int | tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    first: Array = sum((c[0] for c in counts), np.zeros(shape, np.int64))
-    second: Array = sum((c[1] for c in counts), np.zeros(shape, np.int64))
+    """The counts of all threads, added."""
+    first = np.zeros(shape, np.int64)
+    second = np.zeros(shape, np.int64)
+    for one, other in counts:
+        first += one
+        second += other
     return torch.from_numpy(first), torch.from_numpy(second)

@@ -1,7 +1,7 @@
-"""The kernels of `Backend` in Triton: what torch hands over, cut into tiles. Nothing waits for the device.
+"""The kernels of `Backend` in Triton: tensors are cut into tiles. Nothing waits for the device.
 
-Weights on the device are never looked at, so a captured CUDA graph may replay these calls; weights on
-the CPU are copied there.
+The host never reads weights that are on the device, so a captured CUDA graph may replay these calls.
+Weights on the CPU are copied to the device.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from signvote.kernels import (
     CoordinateWeights,
     Planes,
     cuda_bits,
+    cuda_majority,
     cuda_pairs,
     cuda_trust,
     cuda_votes,
@@ -27,12 +28,14 @@ from signvote.kernels import (
     words_for,
 )
 
-PACKED, STEPPED = 256, 32  # 32-bit words a program packs or steps over
+PACKED = 256  # 32-bit words that a program packs
+STEPPED = 32  # 32-bit words that a program steps over
 # Tiles: words, warps, programs at a time on a processor. A weighted vote's are 32 words a warp.
 VOTE = {"num_warps": 16, "per_processor": 1, "maxnreg": 128}
 MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2}
 EQUAL = 32  # planes, at most, of which a majority is counted by adders
-COUNTED, COUNTED_WORDS = 16, 512  # workers that one program counts by themselves, and words in a tile of it
+COUNTED = 16  # workers that one program counts
+COUNTED_WORDS = 512  # in a tile of such a program
 SCALED = 512  # workers whose tallies fit 32 bits with seven to spare
 TRUST = {"num_warps": 4, "per_processor": 4, "UNROLL": 5}  # more warps would need more than 48 KB
 PREPARED = 1024  # entries of tables that a program makes smaller
@@ -41,53 +44,100 @@ PAIRS = {"STEPS": 8, "num_warps": 8, "per_processor": 2}
 
 
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
-    """One launch for all rows; whether they are finite is known on the device."""
-    rows, n = (1, x.numel()) if x.ndim == 1 else x.shape
-    shape = *x.shape[:-1], words_for(n)
-    signs = torch.empty(shape, dtype=torch.int64, device=x.device)
+    """One launch for all rows. Whether they are finite is known on the device."""
+    *leading, n = x.shape
+    rows = leading[0] if leading else 1
+    stride = x.stride(0) if leading else 0
+    words = words_for(n)
+    signs = torch.empty(*leading, words, dtype=torch.int64, device=x.device)
     support = None if coin else torch.empty_like(signs)
-    finite = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
+    finite = torch.ones(leading, dtype=torch.bool, device=x.device)
     integers = reference.INTEGERS[x.element_size()]
+    magnitude = torch.iinfo(integers).max
     keys = coin.keys if isinstance(coin, Coins) else None
     key, first = _coin(coin)
-    blocks = triton.cdiv(2 * shape[-1], PACKED)
+    blocks = triton.cdiv(2 * words, PACKED)
     cuda_bits.sign_planes_[(rows * blocks,)](
-        x.view(integers), _words(signs), _words(support), finite, key, keys, first, n,
-        x.stride(0) if x.ndim == 2 else 0, 2 * shape[-1], blocks, MAGNITUDE=torch.iinfo(integers).max,
-        EXPONENT=reference.EXPONENT[x.dtype], ALIGNED=first % 32 == 0, WORDS=PACKED,
-    )  # fmt: skip
+        x.view(integers),
+        _words(signs),
+        _words(support),
+        finite,
+        key,
+        keys,
+        first,
+        n,
+        stride,
+        2 * words,
+        blocks,
+        MAGNITUDE=magnitude,
+        EXPONENT=reference.EXPONENT[x.dtype],
+        ALIGNED=first % 32 == 0,
+        WORDS=PACKED,
+    )
     return Planes(signs, support), finite
 
 
 def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
     """One launch; float16 and bfloat16 are computed in float32, as torch does."""
-    cuda_bits.step_[(triton.cdiv(x.numel(), 32 * STEPPED),)](
-        x, _words(decision.signs), _words(decision.support), begin, 2 * decision.signs.numel(), x.numel(),
-        -step, ALIGNED=begin % 32 == 0, WIDE=x.dtype == torch.float64, WORDS=STEPPED,
-    )  # fmt: skip
+    programs = triton.cdiv(x.numel(), 32 * STEPPED)
+    cuda_bits.step_[(programs,)](
+        x,
+        _words(decision.signs),
+        _words(decision.support),
+        begin,
+        2 * decision.signs.numel(),
+        x.numel(),
+        -step,
+        ALIGNED=begin % 32 == 0,
+        WIDE=x.dtype == torch.float64,
+        WORDS=STEPPED,
+    )
 
 
 def vote_(
     out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Equal weights that are known here are a plain count of votes. Others lie within +-16,383."""
-    device, workers = votes.signs.device, votes.signs.shape[0]
+    device = votes.signs.device
+    workers, words = votes.signs.shape
     counts = torch.zeros(2, workers, dtype=torch.int64, device=device)
-    planes = workers if votes.support is None else 2 * workers  # two of each worker who may abstain
+    planes = workers if votes.support is None else 2 * workers  # two of each worker that may abstain
     if planes <= EQUAL and _all_alike(weights):
         _majority_(out, votes, counts, planes.bit_length(), coin, span)
         return counts[0], counts[1]
-    warps, once = VOTE["num_warps"], workers <= cuda_votes.ROWS.value
+    warps = VOTE["num_warps"]
+    once = workers <= cuda_votes.ROWS.value
     ties = coin is None or votes.support is not None or not once
+    voters = workers if ties else workers + 1  # the coin is one more
+    groups = 2 * triton.cdiv(voters, 8) if once else 4
+    block = max(32, triton.next_power_of_2(workers))
     tiles = _tiles(span, 32 * warps)
+    programs = _programs(tiles, VOTE["per_processor"] * _processors(device))
     key, first = _coin(coin)
-    cuda_votes.vote_[(min(tiles[1] - tiles[0], VOTE["per_processor"] * _processors(device)),)](
-        *_planes(out), *_planes(votes), counts, _there(weights, device), workers, 2 * votes.signs.stride(0),
-        2 * votes.signs.shape[1], key, first, *span, *tiles, COIN=coin is not None, ALIGNED=first % 32 == 0,
-        ONCE=once, TIES=ties, GROUPS=2 * triton.cdiv(workers + (not ties), 8) if once else 4, SCALED=workers <= SCALED,
-        WIDE=_width(votes) == 4, BLOCK=max(32, triton.next_power_of_2(workers)), WARPS=warps,
-        num_warps=warps, maxnreg=VOTE["maxnreg"],
-    )  # fmt: skip
+    cuda_votes.vote_[(programs,)](
+        *_planes(out),
+        *_planes(votes),
+        counts,
+        _there(weights, device),
+        workers,
+        2 * votes.signs.stride(0),
+        2 * words,
+        key,
+        first,
+        *span,
+        *tiles,
+        COIN=coin is not None,
+        ALIGNED=first % 32 == 0,
+        ONCE=once,
+        TIES=ties,
+        GROUPS=groups,
+        SCALED=workers <= SCALED,
+        WIDE=_width(votes) == 4,
+        BLOCK=block,
+        WARPS=warps,
+        num_warps=warps,
+        maxnreg=VOTE["maxnreg"],
+    )
     if not once:
         _count_(counts, out, votes, None, coin, span)
     return counts[0], counts[1]
@@ -96,42 +146,91 @@ def vote_(
 def _majority_(
     out: Planes, votes: Planes, counts: Tensor, digits: int, coin: Coin | None, span: tuple[int, int]
 ) -> None:
+    """Decide by equal weights, and count."""
     workers, words = votes.signs.shape
     tile = MAJORITY["TILE"]
-    tiles, wide = _tiles(span, tile), _width(out, votes)
-    rows, tile_rows = 2 * words // wide, tile // wide
+    tiles = _tiles(span, tile)
+    wide = _width(out, votes)
+    rows = 2 * words // wide
+    tile_rows = tile // wide
+    programs = _programs(tiles, MAJORITY["per_processor"] * _processors(counts.device))
     key, first = _coin(coin)
-    cuda_votes.majority_[(min(tiles[1] - tiles[0], MAJORITY["per_processor"] * _processors(counts.device)),)](
-        *_planes(out), *_planes(votes), counts, 2 * votes.signs.stride(0) // wide, rows, key, first, *span,
-        *tiles, COIN=coin is not None, ALIGNED=first % 32 == 0, WORKERS=workers, DIGITS=digits, WIDE=wide,
-        ROWS=tile_rows, SMALL=rows < tile_rows, num_warps=MAJORITY["num_warps"],
-    )  # fmt: skip
+    cuda_majority.majority_[(programs,)](
+        *_planes(out),
+        *_planes(votes),
+        counts,
+        2 * votes.signs.stride(0) // wide,
+        rows,
+        key,
+        first,
+        *span,
+        *tiles,
+        COIN=coin is not None,
+        ALIGNED=first % 32 == 0,
+        WORKERS=workers,
+        DIGITS=digits,
+        WIDE=wide,
+        ROWS=tile_rows,
+        SMALL=rows < tile_rows,
+        num_warps=MAJORITY["num_warps"],
+    )
 
 
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:
     """One launch prepares, one decides and updates the counters, one counts."""
-    device, workers = votes.signs.device, votes.signs.shape[0]
+    device = votes.signs.device
+    workers, words = votes.signs.shape
     slots, tables, table_of, sizes = (_there(t, device) for t in weights[1:5])
-    once, warps = workers <= TRUSTED, TRUST["num_warps"]
-    counters, last = weights.counters.view(torch.uint32), votes.signs.shape[1] - 1
+    warps = TRUST["num_warps"]
+    few = TRUSTED // 2
+    counters = weights.counters.view(torch.uint32)
     counts = torch.empty(2, workers, dtype=torch.int64, device=device)
     padded = max(16, triton.next_power_of_2(workers))
     members = torch.empty(4 * padded, dtype=torch.int32, device=device)
     small = torch.empty(tables.shape, dtype=torch.int16, device=device)
-    cuda_trust.prepare_[(triton.cdiv(tables.numel(), PREPARED),)](
-        members, small, counts, slots, tables, table_of, sizes, workers, tables.numel(), tables.stride(0),
-        MEMBERS=padded, BLOCK=PREPARED,
-    )  # fmt: skip
+    blocks = triton.cdiv(tables.numel(), PREPARED)
+    cuda_trust.prepare_[(blocks,)](
+        members,
+        small,
+        counts,
+        slots,
+        tables,
+        table_of,
+        sizes,
+        workers,
+        tables.numel(),
+        tables.stride(0),
+        MEMBERS=padded,
+        BLOCK=PREPARED,
+    )
     tiles = triton.cdiv(n, 8 * 32 * warps)
+    programs = min(tiles, TRUST["per_processor"] * _processors(device))
     key, first = _coin(coin)
-    cuda_trust.vote_by_coordinate_[(min(tiles, TRUST["per_processor"] * _processors(device)),)](
-        *(None if p is None else p.view(torch.uint8) for p in (*out, *votes)), counters, members, small,
-        workers, 8 * votes.signs.stride(0), counters.stride(0), 1 + weights.zero_is_symbol, key, first, n, last,
-        tiles, COIN=coin is not None, WORKERS=TRUSTED if workers > TRUSTED // 2 else TRUSTED // 2, ONCE=once,
-        SCALED=workers <= SCALED, UNROLL=TRUST["UNROLL"], WARPS=warps, num_warps=warps,
-    )  # fmt: skip
+    cuda_trust.vote_by_coordinate_[(programs,)](
+        *_bytes(out),
+        *_bytes(votes),
+        counters,
+        members,
+        small,
+        workers,
+        8 * votes.signs.stride(0),
+        counters.stride(0),
+        1 + weights.zero_is_symbol,
+        key,
+        first,
+        n,
+        words - 1,
+        tiles,
+        COIN=coin is not None,
+        WORKERS=TRUSTED if workers > few else few,
+        ONCE=workers <= TRUSTED,
+        SCALED=workers <= SCALED,
+        UNROLL=TRUST["UNROLL"],
+        WARPS=warps,
+        num_warps=warps,
+    )
     _count_(counts, out, votes, slots, coin, (0, n))
     return counts[0], counts[1]
 
@@ -139,32 +238,59 @@ def vote_by_coordinate_(
 def _count_(
     counts: Tensor, out: Planes, votes: Planes, slots: Tensor | None, coin: Coin | None, span: tuple[int, int]
 ) -> None:
-    """Add who differs from a decision that stands, a few workers a program."""
+    """Count how often workers differ from a decision that stands, a few workers in each program."""
     workers, words = votes.signs.shape
     wide = _width(out, votes)
     block = triton.cdiv(workers, COUNTED)
     tiles = _tiles(span, COUNTED_WORDS)
     decided = None if coin else out.support
-    cuda_pairs.count_[(min(tiles[1] - tiles[0], triton.cdiv(8 * _processors(counts.device), block)), block)](
-        _words(out.signs), _words(decided), *_planes(votes), counts, slots, 2 * votes.signs.stride(0) // wide,
-        2 * words // wide, workers, *span, *tiles, WORKERS=min(workers, COUNTED), WIDE=wide,
+    programs = _programs(tiles, triton.cdiv(8 * _processors(counts.device), block))
+    cuda_pairs.count_[(programs, block)](
+        _words(out.signs),
+        _words(decided),
+        *_planes(votes),
+        counts,
+        slots,
+        2 * votes.signs.stride(0) // wide,
+        2 * words // wide,
+        workers,
+        *span,
+        *tiles,
+        WORKERS=min(workers, COUNTED),
+        WIDE=wide,
         ROWS=COUNTED_WORDS // wide,
-    )  # fmt: skip
+    )
 
 
 def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
     """All pairs of a block of workers with another in one pass."""
-    device, (workers, words) = votes.signs.device, votes.signs.shape
+    device = votes.signs.device
+    workers, words = votes.signs.shape
     blocks = triton.cdiv(workers, cuda_pairs.ROWS.value)
-    steps, warps = PAIRS["STEPS"], PAIRS["num_warps"]
-    tiles = triton.cdiv(n, 32 * warps * steps * cuda_pairs.WORDS.value)
-    programs = min(tiles, triton.cdiv(PAIRS["per_processor"] * _processors(device), blocks * blocks))
+    steps = PAIRS["STEPS"]
+    warps = PAIRS["num_warps"]
+    tile = 32 * warps * steps * cuda_pairs.WORDS.value
+    tiles = triton.cdiv(n, tile)
+    at_a_time = PAIRS["per_processor"] * _processors(device)
+    programs = min(tiles, triton.cdiv(at_a_time, blocks * blocks))
     counts = torch.zeros(2, workers, workers, dtype=torch.int64, device=device)
     cuda_pairs.disagreements_[(programs, blocks, blocks)](
-        counts, *_planes(votes), 2 * votes.signs.stride(0), n, 2 * words, tiles, workers,
-        STEPS=steps, WARPS=warps, SAME=blocks == 1, num_warps=warps,
-    )  # fmt: skip
-    return counts[0], counts[1] if votes.support is not None else counts[1].fill_(n)
+        counts,
+        *_planes(votes),
+        2 * votes.signs.stride(0),
+        n,
+        2 * words,
+        tiles,
+        workers,
+        STEPS=steps,
+        WARPS=warps,
+        SAME=blocks == 1,
+        num_warps=warps,
+    )
+    differ, both = counts
+    if votes.support is None:
+        both.fill_(n)
+    return differ, both
 
 
 # ---- between torch and Triton ----------------------------------------------------------------
@@ -176,34 +302,58 @@ def _words(plane: Tensor | None) -> Tensor | None:
 
 
 def _planes(planes: Planes) -> tuple[Tensor | None, Tensor | None]:
+    """Both planes as 32-bit words."""
     return _words(planes.signs), _words(planes.support)
 
 
+def _bytes(planes: Planes) -> Planes:
+    """Both planes as bytes."""
+    return planes.map(lambda plane: plane.view(torch.uint8))
+
+
 def _coin(coin: Coin | Coins | None) -> tuple[int, int]:
-    """Key and first coordinate, as far as there are."""
+    """Key and first coordinate; 0 where there is none."""
     if coin is None:
         return 0, 0
-    return (signed(coin.key) if isinstance(coin, Coin) else 0), coin.first
+    key = signed(coin.key) if isinstance(coin, Coin) else 0
+    return key, coin.first
 
 
 def _there(tensor: Tensor, device: torch.device) -> Tensor:
-    return (tensor if tensor.device == device else upload(tensor, device)).contiguous()
+    """The tensor on a device."""
+    if tensor.device != device:
+        tensor = upload(tensor, device)
+    return tensor.contiguous()
 
 
 def _width(*planes: Planes) -> int:
     """How many 32-bit words lie aligned in every plane: 4, or at least the 2 of a 64-bit word."""
     every = [p for pair in planes for p in pair if p is not None]
-    even = all(p.data_ptr() % 16 == 0 and p.shape[-1] % 2 == 0 for p in every)
-    return 4 if even and all(p.ndim == 1 or p.stride(0) % 2 == 0 for p in every) else 2
+    return 4 if all(_is_wide(p) for p in every) else 2
+
+
+def _is_wide(plane: Tensor) -> bool:
+    """Whether every row starts and ends at a multiple of 16 bytes."""
+    if plane.data_ptr() % 16 or plane.shape[-1] % 2:
+        return False
+    return plane.ndim == 1 or plane.stride(0) % 2 == 0
 
 
 def _tiles(span: tuple[int, int], words: int) -> tuple[int, int]:
-    """The tiles of so many 32-bit words that a span touches."""
-    return span[0] // (32 * words), triton.cdiv(span[1], 32 * words)
+    """The first tile that a span touches and the one after the last. A tile has so many 32-bit words."""
+    begin, end = span
+    tile = 32 * words
+    return begin // tile, triton.cdiv(end, tile)
+
+
+def _programs(tiles: tuple[int, int], at_a_time: int) -> int:
+    """As many programs as the device runs at a time, but not more than there are tiles."""
+    first, end = tiles
+    return min(end - first, at_a_time)
 
 
 def _all_alike(weights: Tensor) -> bool:
-    """Whether these are known to be the same weight, and it is not zero or less."""
+    """Whether all weights are known to be the same positive number."""
     if weights.device.type != "cpu":
         return False
     first, *others = weights.tolist()

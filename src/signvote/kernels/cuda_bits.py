@@ -25,7 +25,8 @@ def zeros(count, size):
     """A tuple of `count` sums, each of one number a thread or so."""
     sums = ()
     for _ in tl.static_range(count):
-        sums = sums + (tl.zeros([size], tl.int32),)
+        zero = tl.zeros([size], tl.int32)
+        sums = sums + (zero,)
     return sums
 
 
@@ -38,7 +39,9 @@ def flipped(x):
 @triton.jit
 def full_add(a, b, c):
     """The two binary digits of a + b + c, 32 coordinates at once: two instructions."""
-    return a ^ b ^ c, (a & b) | (c & (a | b))
+    low = a ^ b ^ c
+    high = (a & b) | (c & (a | b))
+    return low, high
 
 
 @triton.jit
@@ -58,29 +61,42 @@ def _popcount_by_hand(x):
 def _look_up(table, offset):
     return tl.inline_asm_elementwise(
         "{ .reg .b64 entry; cvt.u64.u32 entry, $2; add.s64 entry, $1, entry; ld.global.nc.s16 $0, [entry]; }",
-        "=r,l,r", [table.to(tl.int64), offset], tl.int32, True, 1,
-    )  # fmt: skip
+        "=r,l,r",
+        [table.to(tl.int64), offset],
+        tl.int32,
+        True,
+        1,
+    )
 
 
 @triton.jit
 def _look_up_by_hand(table, offset):
-    return tl.load(table + (offset >> 1).to(tl.int32)).to(tl.int32)
+    entry = table + (offset >> 1).to(tl.int32)
+    return tl.load(entry).to(tl.int32)
 
 
 @triton.jit
 def _four_words(pointer):
     return tl.inline_asm_elementwise(
         "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];",
-        "=r,=r,=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
-    )  # fmt: skip
+        "=r,=r,=r,=r,l",
+        [pointer.to(tl.int64)],
+        (tl.uint32, tl.uint32, tl.uint32, tl.uint32),
+        False,
+        1,
+    )
 
 
 @triton.jit
 def _two_words(pointer):
     return tl.inline_asm_elementwise(
         "ld.global.nc.L1::no_allocate.v2.b32 {$0, $1}, [$2];",
-        "=r,=r,l", [pointer.to(tl.int64)], (tl.uint32, tl.uint32), False, 1,
-    )  # fmt: skip
+        "=r,=r,l",
+        [pointer.to(tl.int64)],
+        (tl.uint32, tl.uint32),
+        False,
+        1,
+    )
 
 
 @triton.jit
@@ -90,7 +106,9 @@ def _two_words_by_hand(pointer):
 
 @triton.jit
 def _four_words_by_hand(pointer):
-    return _two_words_by_hand(pointer) + _two_words_by_hand(pointer + 2)
+    low = _two_words_by_hand(pointer)
+    high = _two_words_by_hand(pointer + 2)
+    return low + high
 
 
 @triton.jit
@@ -99,24 +117,47 @@ def _product(sums, a, b):
         "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
         "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3",
-        [a[0], a[1], a[2], a[3], b[0], b[1], sums[0], sums[1], sums[2], sums[3]],
-        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
-    )  # fmt: skip
+        [
+            a[0],
+            a[1],
+            a[2],
+            a[3],
+            b[0],
+            b[1],
+            sums[0],
+            sums[1],
+            sums[2],
+            sums[3],
+        ],
+        (tl.int32, tl.int32, tl.int32, tl.int32),
+        False,
+        1,
+    )
 
 
 @triton.jit
 def _product_by_hand(sums, a, b):
     warps: tl.constexpr = b[0].shape[0] // 32
     by = tl.arange(0, 4).to(tl.uint32) * 8
-    columns = tl.reshape(tl.join(b[0], b[1]), [warps, 8, 8, 1]) << (24 - by)
-    columns = tl.reshape((columns.to(tl.int32, bitcast=True) >> 24).to(tl.float32), [warps, 8, 32])
+    both = tl.join(b[0], b[1])
+    columns = tl.reshape(both, [warps, 8, 8, 1]) << (24 - by)
+    columns = columns.to(tl.int32, bitcast=True) >> 24
+    columns = tl.reshape(columns.to(tl.float32), [warps, 8, 32])
     columns = tl.permute(columns, [0, 2, 1])
     added = ()
     for i in tl.static_range(2):
-        rows = (tl.reshape(tl.join(a[i], a[i + 2]), [warps, 8, 8, 1]) >> by) & 255
+        joined = tl.join(a[i], a[i + 2])
+        rows = (tl.reshape(joined, [warps, 8, 8, 1]) >> by) & 255
         rows = tl.reshape(rows.to(tl.float32), [warps, 8, 32])
-        added = added + tl.split(tl.reshape(tl.dot(rows, columns).to(tl.int32), [warps * 32, 2]))
-    return sums[0] + added[0], sums[1] + added[1], sums[2] + added[2], sums[3] + added[3]
+        products = tl.dot(rows, columns).to(tl.int32)
+        by_thread = tl.reshape(products, [warps * 32, 2])
+        added = added + tl.split(by_thread)
+    return (
+        sums[0] + added[0],
+        sums[1] + added[1],
+        sums[2] + added[2],
+        sums[3] + added[3],
+    )
 
 
 @triton.jit
@@ -127,8 +168,12 @@ def _turned(word, thread):
         "shfl.sync.idx.b32 d, $4, 3, 0x1c1f, -1; prmt.b32 e, a, b, 0x5140; prmt.b32 f, c, d, 0x5140;"
         "prmt.b32 a, a, b, 0x7362; prmt.b32 c, c, d, 0x7362; prmt.b32 $0, e, f, 0x5410;"
         "prmt.b32 $1, e, f, 0x7632; prmt.b32 $2, a, c, 0x5410; prmt.b32 $3, a, c, 0x7632; }",
-        "=&r,=&r,=&r,=&r,r", [word], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
-    )  # fmt: skip
+        "=&r,=&r,=&r,=&r,r",
+        [word],
+        (tl.uint32, tl.uint32, tl.uint32, tl.uint32),
+        False,
+        1,
+    )
 
 
 @triton.jit
@@ -137,7 +182,9 @@ def _turned_by_hand(word, thread):
     for k in tl.static_range(4):
         turned = tl.zeros(word.shape, tl.uint32)
         for i in tl.static_range(4):
-            turned |= ((tl.gather(word, thread // 4 * 4 + i, 0) >> 8 * k) & 255) << 8 * i
+            other = tl.gather(word, thread // 4 * 4 + i, 0)
+            byte = (other >> 8 * k) & 255
+            turned |= byte << 8 * i
         words = words + (turned,)
     return words
 
@@ -147,15 +194,20 @@ def _of_quad(word, thread):
     return tl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $4, 0, 0x1c1f, -1; shfl.sync.idx.b32 $1, $4, 1, 0x1c1f, -1;"
         "shfl.sync.idx.b32 $2, $4, 2, 0x1c1f, -1; shfl.sync.idx.b32 $3, $4, 3, 0x1c1f, -1;",
-        "=&r,=&r,=&r,=&r,r", [word], (tl.uint32, tl.uint32, tl.uint32, tl.uint32), False, 1,
-    )  # fmt: skip
+        "=&r,=&r,=&r,=&r,r",
+        [word],
+        (tl.uint32, tl.uint32, tl.uint32, tl.uint32),
+        False,
+        1,
+    )
 
 
 @triton.jit
 def _of_quad_by_hand(word, thread):
     words = ()
     for i in tl.static_range(4):
-        words = words + (tl.gather(word, thread // 4 * 4 + i, 0),)
+        other = tl.gather(word, thread // 4 * 4 + i, 0)
+        words = words + (other,)
     return words
 
 
@@ -177,7 +229,8 @@ def inside(word, begin, end):
     spare = tl.maximum(word * BITS - end + BITS, 0)
     ones = tl.full(word.shape, ONES, tl.uint32)
     above = tl.where(low < BITS, ones << low.to(tl.uint32), 0)
-    return above & tl.where(spare < BITS, ones >> spare.to(tl.uint32), 0)
+    below = tl.where(spare < BITS, ones >> spare.to(tl.uint32), 0)
+    return above & below
 
 
 @triton.jit
@@ -195,22 +248,38 @@ def coin_words(key, first, word, ALIGNED):
     by = (at & 63).to(tl.uint64)
     coins = _hash(key, at >> 6) >> by
     if not ALIGNED:
-        coins |= tl.where(by > BITS, _hash(key, (at >> 6) + 1) << ((64 - by) & 63), 0)
+        following = _hash(key, (at >> 6) + 1) << ((64 - by) & 63)
+        coins |= tl.where(by > BITS, following, 0)
     return coins.to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["key", "first", "n"])
 def sign_planes_(
-    x, signs, support, finite, key: tl.int64, keys, first: tl.int64, n: tl.int64, stride: tl.int64,
-    words: tl.int64, blocks, MAGNITUDE: tl.constexpr, EXPONENT: tl.constexpr, ALIGNED: tl.constexpr,
+    x,
+    signs,
+    support,
+    finite,
+    key: tl.int64,
+    keys,
+    first: tl.int64,
+    n: tl.int64,
+    stride: tl.int64,
+    words: tl.int64,
+    blocks,
+    MAGNITUDE: tl.constexpr,
+    EXPONENT: tl.constexpr,
+    ALIGNED: tl.constexpr,
     WORDS: tl.constexpr,
-):  # fmt: skip
+):
     """Signs of one block of one row. x is seen as integers: a denormal is no zero, whatever the flush mode.
 
     A missing `support` means that zeros toss a coin: `key`'s, or where there are `keys` the row's own.
     """
-    row, start = (tl.program_id(0) // blocks).to(tl.int64), (tl.program_id(0) % blocks).to(tl.int64) * WORDS
-    word, lane = tl.arange(0, WORDS), tl.arange(0, BITS)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    block = (tl.program_id(0) % blocks).to(tl.int64)
+    start = block * WORDS
+    word = tl.arange(0, WORDS)
+    lane = tl.arange(0, BITS)
     left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
     at = word[:, None] * BITS + lane[None, :]
     x += row * stride + start * BITS
@@ -221,18 +290,22 @@ def sign_planes_(
     if number.dtype == tl.int16:
         number = number.to(tl.int32)
     magnitude = number & MAGNITUDE
-    tl.store(finite + row, False, mask=tl.max(magnitude) >= EXPONENT)
+    broken = tl.max(magnitude) >= EXPONENT
+    tl.store(finite + row, False, mask=broken)
 
     bit = (1 << lane.to(tl.uint32))[None, :].to(tl.uint32)
-    plus = tl.sum(tl.where(number > 0, bit, 0).to(tl.uint32), 1)
-    zero = tl.sum(tl.where(magnitude == 0, bit, 0).to(tl.uint32), 1)
+    plus_bits = tl.where(number > 0, bit, 0)
+    zero_bits = tl.where(magnitude == 0, bit, 0)
+    plus = tl.sum(plus_bits.to(tl.uint32), 1)
+    zero = tl.sum(zero_bits.to(tl.uint32), 1)
     live = inside(word, 0, left)
     here = row * words + start + word
     mask = word < words - start
     if support is None:
         if keys is not None:
             key = tl.load(keys + row)
-        plus |= zero & coin_words(key, first, start + word, ALIGNED) & live
+        coins = coin_words(key, first, start + word, ALIGNED)
+        plus |= zero & coins & live
     else:
         tl.store(support + here, flipped(zero) & live, mask=mask)
     tl.store(signs + here, plus, mask=mask)
@@ -250,25 +323,40 @@ def _word_at(plane, word, words, by, ALIGNED):
 
 @triton.jit(do_not_specialize=["begin", "n"])
 def step_(
-    x, signs, support, begin: tl.int64, words: tl.int64, n: tl.int64, minus_step: tl.float64,
-    ALIGNED: tl.constexpr, WIDE: tl.constexpr, WORDS: tl.constexpr,
-):  # fmt: skip
+    x,
+    signs,
+    support,
+    begin: tl.int64,
+    words: tl.int64,
+    n: tl.int64,
+    minus_step: tl.float64,
+    ALIGNED: tl.constexpr,
+    WIDE: tl.constexpr,
+    WORDS: tl.constexpr,
+):
     """Step: x <- x + (-step) sign, in the type torch computes in: WIDE is float64, else float32."""
     real = tl.float64 if WIDE else tl.float32
     start = tl.program_id(0).to(tl.int64) * WORDS
-    word, lane = tl.arange(0, WORDS), tl.arange(0, BITS)
+    word = tl.arange(0, WORDS)
+    lane = tl.arange(0, BITS)
     left = tl.minimum(n - start * BITS, WORDS * BITS).to(tl.int32)
     at = word[:, None] * BITS + lane[None, :]
     x += start * BITS
-    first, by = begin // BITS + start, (begin % BITS).to(tl.uint32)
-    positive = (_word_at(signs, first + word, words, by, ALIGNED)[:, None] >> lane.to(tl.uint32)) & 1
+    first = begin // BITS + start
+    by = (begin % BITS).to(tl.uint32)
+    sign_words = _word_at(signs, first + word, words, by, ALIGNED)
+    positive = (sign_words[:, None] >> lane.to(tl.uint32)) & 1
     sign = tl.where(positive != 0, 1.0, -1.0).to(real)
     if support is not None:
-        voted = (_word_at(support, first + word, words, by, ALIGNED)[:, None] >> lane.to(tl.uint32)) & 1
+        support_words = _word_at(support, first + word, words, by, ALIGNED)
+        voted = (support_words[:, None] >> lane.to(tl.uint32)) & 1
         sign = tl.where(voted != 0, sign, 0.0)
     moved = tl.full([1, 1], minus_step, real) * sign
     if left == WORDS * BITS:
-        tl.store(x + at, (tl.load(x + at).to(real) + moved).to(x.dtype.element_ty))
+        before = tl.load(x + at)
+        after = before.to(real) + moved
+        tl.store(x + at, after.to(x.dtype.element_ty))
     else:
         old = tl.load(x + at, mask=at < left, other=0)
-        tl.store(x + at, (old.to(real) + moved).to(x.dtype.element_ty), mask=at < left)
+        new = old.to(real) + moved
+        tl.store(x + at, new.to(x.dtype.element_ty), mask=at < left)

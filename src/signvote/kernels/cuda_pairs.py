@@ -30,9 +30,22 @@ def _product(sums, low, high, columns):
         "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};",
         "=r,=r,=r,=r,r,r,r,r,r,r,0,1,2,3",
-        [low[0], high[0], low[1], high[1], columns[0], columns[1], sums[0], sums[1], sums[2], sums[3]],
-        (tl.int32, tl.int32, tl.int32, tl.int32), False, 1,
-    )  # fmt: skip
+        [
+            low[0],
+            high[0],
+            low[1],
+            high[1],
+            columns[0],
+            columns[1],
+            sums[0],
+            sums[1],
+            sums[2],
+            sums[3],
+        ],
+        (tl.int32, tl.int32, tl.int32, tl.int32),
+        False,
+        1,
+    )
 
 
 @triton.jit
@@ -43,9 +56,16 @@ def _product_by_hand(sums, low, high, columns):
         these = tl.zeros([warps, 8, 8], tl.int32)
         for i in tl.static_range(2):
             row = tl.reshape(high[i] if rows else low[i], [warps, 8, 1, 4])
-            these += tl.sum(popcount(row & tl.reshape(columns[i], [warps, 1, 8, 4])), 3)
-        ones = ones + tl.split(tl.reshape(these, [warps * 32, 2]))
-    return sums[0] + ones[0], sums[1] + ones[1], sums[2] + ones[2], sums[3] + ones[3]
+            column = tl.reshape(columns[i], [warps, 1, 8, 4])
+            these += tl.sum(popcount(row & column), 3)
+        by_thread = tl.reshape(these, [warps * 32, 2])
+        ones = ones + tl.split(by_thread)
+    return (
+        sums[0] + ones[0],
+        sums[1] + ones[1],
+        sums[2] + ones[2],
+        sums[3] + ones[3],
+    )
 
 
 product = _product_by_hand if BY_HAND else _product  # rows q (low) and q + 8 (high) with columns q
@@ -54,7 +74,11 @@ product = _product_by_hand if BY_HAND else _product  # rows q (low) and q + 8 (h
 @triton.jit
 def _add(sums, x, y):
     """Add the products of 16 rows of x with 16 of y: columns 0 to 7, then columns 8 to 15."""
-    return product(sums[:4], x[:2], x[2:], y[:2]) + product(sums[4:], x[:2], x[2:], y[2:])
+    low = x[:2]
+    high = x[2:]
+    left = product(sums[:4], low, high, y[:2])
+    right = product(sums[4:], low, high, y[2:])
+    return left + right
 
 
 @triton.jit
@@ -64,7 +88,8 @@ def _load(planes, at, low, high, last, STEPS):
     if planes is not None:
         for i in tl.static_range(STEPS):
             place = planes + tl.minimum(at + i * WORDS, last)
-            words = words + two_words(place + low) + two_words(place + high)
+            words = words + two_words(place + low)
+            words = words + two_words(place + high)
     return words
 
 
@@ -81,42 +106,67 @@ def _cut(words, at, n):
     """Nothing from coordinate n on."""
     kept = ()
     for i in tl.static_range(len(words) // 4):
-        first, second = inside(at + i * WORDS, 0, n), inside(at + i * WORDS + 1, 0, n)
-        kept = kept + (words[4 * i] & first, words[4 * i + 1] & second)
-        kept = kept + (words[4 * i + 2] & first, words[4 * i + 3] & second)
+        word = at + i * WORDS
+        first = inside(word, 0, n)
+        second = inside(word + 1, 0, n)
+        kept = kept + (
+            words[4 * i] & first,
+            words[4 * i + 1] & second,
+            words[4 * i + 2] & first,
+            words[4 * i + 3] & second,
+        )
     return kept
 
 
 @triton.jit
 def _for_and_against(y, voted):
     """Votes for and votes against, as far as they were cast."""
-    plus, minus = (), ()
+    plus = ()
+    minus = ()
     for i in tl.static_range(4):
-        plus, minus = plus + (y[i] & voted[i],), minus + (flipped(y[i]) & voted[i],)
+        vote_for = y[i] & voted[i]
+        vote_against = flipped(y[i]) & voted[i]
+        plus = plus + (vote_for,)
+        minus = minus + (vote_against,)
     return plus, minus
 
 
 @triton.jit(do_not_specialize=["n", "words", "tiles"])
 def disagreements_(
-    counts, votes, support, stride: tl.int64, n: tl.int64, words: tl.int64, tiles: tl.int64, workers,
-    STEPS: tl.constexpr, WARPS: tl.constexpr, SAME: tl.constexpr,
-):  # fmt: skip
+    counts,
+    votes,
+    support,
+    stride: tl.int64,
+    n: tl.int64,
+    words: tl.int64,
+    tiles: tl.int64,
+    workers,
+    STEPS: tl.constexpr,
+    WARPS: tl.constexpr,
+    SAME: tl.constexpr,
+):
     """Pairs of 16 workers with 16 workers, the SAME ones if there are no others.
 
-    Each program takes every so many tiles of WARPS x STEPS x WORDS words, and adds what it found to the
-    two matrices of `counts`.
+    A tile is WARPS x STEPS x WORDS words. Each program counts every n-th tile, where n is the number of
+    programs, and adds its counts to the two matrices of `counts`.
     """
-    r, s = tl.program_id(1) * ROWS, tl.program_id(2) * ROWS
+    r = tl.program_id(1) * ROWS
+    s = tl.program_id(2) * ROWS
     if r > s:
         return
     thread = tl.arange(0, 32 * WARPS)
-    q, t = thread % 32 // 4, thread % 4
+    q = thread % 32 // 4
+    t = thread % 4
     here = thread // 32 * (STEPS * WORDS) + 2 * t
-    low, high = tl.minimum(r + q, workers - 1) * stride, tl.minimum(r + q + 8, workers - 1) * stride
-    left, right = tl.minimum(s + q, workers - 1) * stride, tl.minimum(s + q + 8, workers - 1) * stride
-    zero, ones = tl.zeros([32 * WARPS], tl.int32), tl.full([32 * WARPS], ONES, tl.uint32)
-    differ = (zero, zero, zero, zero, zero, zero, zero, zero)
-    both, everywhere = differ, _repeated(ones, 4 * STEPS)
+    last = workers - 1
+    low = tl.minimum(r + q, last) * stride
+    high = tl.minimum(r + q + 8, last) * stride
+    left = tl.minimum(s + q, last) * stride
+    right = tl.minimum(s + q + 8, last) * stride
+    differ = zeros(8, 32 * WARPS)
+    both = differ
+    ones = tl.full([32 * WARPS], ONES, tl.uint32)
+    everywhere = _repeated(ones, 4 * STEPS)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         at = tile * (WARPS * STEPS * WORDS) + here
         y = _load(votes, at, low, high, words - 2, STEPS)
@@ -124,16 +174,22 @@ def disagreements_(
         z = y if SAME else _load(votes, at, left, right, words - 2, STEPS)
         w = v if SAME or support is None else _load(support, at, left, right, words - 2, STEPS)
         if (tile + 1) * (WARPS * STEPS * WORDS * 32) > n:
-            v, w = _cut(v, at, n), _cut(w, at, n)
+            v = _cut(v, at, n)
+            w = _cut(w, at, n)
         for i in tl.static_range(STEPS):
-            u = v[4 * i : 4 * i + 4]
-            plus, minus = _for_and_against(y[4 * i : 4 * i + 4], u)
-            their_plus, their_minus = plus, minus
+            voted = v[4 * i : 4 * i + 4]
+            mine = y[4 * i : 4 * i + 4]
+            plus, minus = _for_and_against(mine, voted)
+            their_voted = w[4 * i : 4 * i + 4]
+            their_plus = plus
+            their_minus = minus
             if not SAME:
-                their_plus, their_minus = _for_and_against(z[4 * i : 4 * i + 4], w[4 * i : 4 * i + 4])
-            differ = _add(_add(differ, plus, their_minus), minus, their_plus)
+                theirs = z[4 * i : 4 * i + 4]
+                their_plus, their_minus = _for_and_against(theirs, their_voted)
+            differ = _add(differ, plus, their_minus)
+            differ = _add(differ, minus, their_plus)
             if support is not None:
-                both = _add(both, u, w[4 * i : 4 * i + 4])
+                both = _add(both, voted, their_voted)
     _add_up(counts, differ, r, s, workers, WARPS)
     if support is not None:
         _add_up(counts + workers * workers, both, r, s, workers, WARPS)
@@ -141,27 +197,45 @@ def disagreements_(
 
 @triton.jit
 def _add_up(matrix, sums, r, s, workers, WARPS):
-    """Add the sums of all warps to their place in a matrix, and where it lies aside, to its mirror image."""
+    """Add the sums of all warps to their place in a matrix and, off the diagonal, to its mirror image."""
     thread = tl.arange(0, 32)
     for i in tl.static_range(8):
-        row, column = r + thread // 4 + i // 2 % 2 * 8, s + thread % 4 * 2 + i % 2 + i // 4 * 8
-        total = tl.sum(tl.reshape(sums[i], [WARPS, 32]), 0).to(tl.int64)
+        row = r + thread // 4 + i // 2 % 2 * 8
+        column = s + thread % 4 * 2 + i % 2 + i // 4 * 8
+        by_warp = tl.reshape(sums[i], [WARPS, 32])
+        total = tl.sum(by_warp, 0).to(tl.int64)
         there = (row < workers) & (column < workers)
-        tl.atomic_add(matrix + row * workers + column, total, mask=there, sem="relaxed")
-        tl.atomic_add(matrix + column * workers + row, total, mask=there & (r < s), sem="relaxed")
+        place = matrix + row * workers + column
+        mirror = matrix + column * workers + row
+        tl.atomic_add(place, total, mask=there, sem="relaxed")
+        tl.atomic_add(mirror, total, mask=there & (r < s), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["rows", "begin", "end", "tiles_from", "tiles_to"])
 def count_(
-    decision, decided, votes, support, counts, slots, units: tl.int64, rows, workers, begin: tl.int64,
-    end: tl.int64, tiles_from: tl.int64, tiles_to: tl.int64, WORKERS: tl.constexpr, WIDE: tl.constexpr,
+    decision,
+    decided,
+    votes,
+    support,
+    counts,
+    slots,
+    units: tl.int64,
+    rows,
+    workers,
+    begin: tl.int64,
+    end: tl.int64,
+    tiles_from: tl.int64,
+    tiles_to: tl.int64,
+    WORKERS: tl.constexpr,
+    WIDE: tl.constexpr,
     ROWS: tl.constexpr,
-):  # fmt: skip
+):
     """Count for WORKERS of the workers a program where they differ from a decision that stands."""
     worker = tl.program_id(1) * WORKERS
     row = tl.arange(0, ROWS)[:, None]
     at = row * WIDE + tl.arange(0, WIDE)[None, :]
-    wrong, cast = zeros(WORKERS, ROWS), zeros(WORKERS, ROWS)
+    wrong = zeros(WORKERS, ROWS)
+    cast = zeros(WORKERS, ROWS)
     for tile in range(tiles_from + tl.program_id(0), tiles_to, tl.num_programs(0)):
         start = tile * (ROWS * WIDE)
         there = row < rows - tile * ROWS
@@ -170,18 +244,24 @@ def count_(
             live &= tl.load(decided + start + at, mask=there, other=0)
         chosen = tl.load(decision + start + at, mask=there, other=0)
         for m in tl.static_range(WORKERS):
-            plane = start + tl.minimum(worker + m, workers - 1) * units * WIDE + at
+            known = tl.minimum(worker + m, workers - 1)
+            plane = start + known * units * WIDE + at
             counted = live
             if support is not None:
                 counted &= tl.load(support + plane, mask=there, other=0)
-            differs = (tl.load(votes + plane, mask=there, other=0) ^ chosen) & counted
-            wrong = wrong[:m] + (wrong[m] + tl.sum(popcount(differs), 1),) + wrong[m + 1 :]
-            cast = cast[:m] + (cast[m] + tl.sum(popcount(counted), 1),) + cast[m + 1 :]
+            vote = tl.load(votes + plane, mask=there, other=0)
+            differs = (vote ^ chosen) & counted
+            more_wrong = wrong[m] + tl.sum(popcount(differs), 1)
+            more_cast = cast[m] + tl.sum(popcount(counted), 1)
+            wrong = wrong[:m] + (more_wrong,) + wrong[m + 1 :]
+            cast = cast[:m] + (more_cast,) + cast[m + 1 :]
     for m in tl.static_range(WORKERS):
         takes_part = worker + m < workers
         if slots is not None:
-            takes_part &= tl.load(slots + worker + m, mask=takes_part, other=-1) >= 0
-        tl.atomic_add(counts + worker + m, tl.sum(wrong[m]).to(tl.int64), mask=takes_part, sem="relaxed")
-        tl.atomic_add(
-            counts + workers + worker + m, tl.sum(cast[m]).to(tl.int64), mask=takes_part, sem="relaxed"
-        )
+            slot = tl.load(slots + worker + m, mask=takes_part, other=-1)
+            takes_part &= slot >= 0
+        total_wrong = tl.sum(wrong[m]).to(tl.int64)
+        total_cast = tl.sum(cast[m]).to(tl.int64)
+        place = counts + worker + m
+        tl.atomic_add(place, total_wrong, mask=takes_part, sem="relaxed")
+        tl.atomic_add(place + workers, total_cast, mask=takes_part, sem="relaxed")

@@ -1,7 +1,7 @@
-"""Votes in Triton, 32 coordinates to a machine word.
+"""Weighted votes in Triton, 32 coordinates to a machine word; `cuda_majority` has equal weights.
 
-Equal weights are a matter of counting ones, with full adders. Weights at large make the tally a product
-of small matrices, which a GPU has instructions for (PTX ISA, "Matrix Fragments for mma.m16n8k32"): bytes
+The tally is a product of small matrices, for which a GPU has instructions (PTX ISA, "Matrix Fragments for
+mma.m16n8k32"): bytes
 
     A (16 x 32), made of votes, times B (32 x 8), made of weights
 
@@ -23,7 +23,6 @@ from signvote.kernels.cuda_bits import (
     coin_words,
     flipped,
     four_words,
-    full_add,
     inside,
     of_quad,
     popcount,
@@ -31,7 +30,7 @@ from signvote.kernels.cuda_bits import (
     turned,
     two_words,
     zeros,
-)  # fmt: skip
+)
 
 ROWS = tl.constexpr(16)  # workers a product takes at a time: four groups of four
 EVERY_EIGHTH = tl.constexpr(0x01010101)
@@ -43,7 +42,8 @@ def _load(planes, at, first, workers, stride, last, thread, GROUPS, WIDE):
     words = ()
     if planes is not None:
         for i in tl.static_range(GROUPS):
-            row = planes + tl.minimum(first + thread % 4 + 4 * i, workers - 1) * stride
+            worker = tl.minimum(first + thread % 4 + 4 * i, workers - 1)
+            row = planes + worker * stride
             if WIDE:
                 words = words + four_words(row + tl.minimum(at, last - 2))
             else:
@@ -63,7 +63,9 @@ def _columns(weights, first, workers, spare, thread, GROUPS):
         if spare is not None and i == GROUPS - 1:
             weight = tl.where(thread % 4 == 3, -spare, weight)
         half = tl.where(q % 2 == 0, weight & 127, (weight >> 7) & 255)
-        parts = parts + (half.to(tl.uint32) << (q // 2 * 8).to(tl.uint32),)
+        by = (q // 2 * 8).to(tl.uint32)
+        part = half.to(tl.uint32) << by
+        parts = parts + (part,)
     return parts
 
 
@@ -81,18 +83,25 @@ def _add(sums, parts, y, pair, SCALED):
     for i in tl.static_range(0, len(parts), 2):
         words = y[4 * i + 2 * pair :]
         for j in tl.static_range(8):
-            a = _bit(words[0], j, SCALED), _bit(words[1], j, SCALED)
-            a = a + (_bit(words[4], j, SCALED), _bit(words[5], j, SCALED))
-            sums = sums[: 4 * j] + product(sums[4 * j : 4 * j + 4], a, parts[i : i + 2]) + sums[4 * j + 4 :]
+            a = (
+                _bit(words[0], j, SCALED),
+                _bit(words[1], j, SCALED),
+                _bit(words[4], j, SCALED),
+                _bit(words[5], j, SCALED),
+            )
+            these = sums[4 * j : 4 * j + 4]
+            added = product(these, a, parts[i : i + 2])
+            sums = sums[: 4 * j] + added + sums[4 * j + 4 :]
     return sums
 
 
 @triton.jit
 def _tally(sums, parts, y, voted, pair, SCALED):
-    """Add everybody's votes. Who abstains is half for, half against: planes come twice, with ones and zeros."""
+    """Add all votes. An abstention is half for, half against: planes come twice, with ones and zeros."""
     for i in tl.static_range(len(voted)):
+        zeroed = y[i] & voted[i]
         ones = y[i] | flipped(voted[i])
-        y = y[:i] + (y[i] & voted[i],) + y[i + 1 :] + (ones,)
+        y = y[:i] + (zeroed,) + y[i + 1 :] + (ones,)
     if len(voted) > 0:
         sums = _add(sums, parts, y[len(voted) :], pair, SCALED)
     return _add(sums, parts, y, pair, SCALED)
@@ -103,10 +112,14 @@ def _collect(more, least, sums, half, SCALED, TIES):
     """Shift in two bytes: where half less the tally is below zero and, if TIES matter, where it is at most."""
     for word in tl.static_range(1, -1, -1):
         for j in tl.static_range(7, -1, -1):
-            left = sums[4 * j + 2 * word + 1] * 128 + (half << j if SCALED else half) + sums[4 * j + 2 * word]
-            more = (more << 1) | (left.to(tl.uint32, bitcast=True) >> 31)
+            low = sums[4 * j + 2 * word]
+            high = sums[4 * j + 2 * word + 1]
+            left = high * 128 + (half << j if SCALED else half) + low
+            negative = left.to(tl.uint32, bitcast=True) >> 31
+            more = (more << 1) | negative
             if TIES:
-                least = (least << 1) | ((left - 1).to(tl.uint32, bitcast=True) >> 31)
+                at_most_zero = (left - 1).to(tl.uint32, bitcast=True) >> 31
+                least = (least << 1) | at_most_zero
     return more, least
 
 
@@ -115,21 +128,51 @@ def _tossed(y, coins, thread):
     """The words with the coin's in the last place."""
     last = ()
     for i in tl.static_range(4):
-        last = last + (tl.where(thread % 4 == 3, coins[i], y[len(y) - 4 + i]),)
+        old = y[len(y) - 4 + i]
+        word = tl.where(thread % 4 == 3, coins[i], old)
+        last = last + (word,)
     return y[: len(y) - 4] + last
 
 
 @triton.jit(
     do_not_specialize=[
-        "workers", "stride", "words", "key", "first", "begin", "end", "tiles_from", "tiles_to",
+        "workers",
+        "stride",
+        "words",
+        "key",
+        "first",
+        "begin",
+        "end",
+        "tiles_from",
+        "tiles_to",
     ]
-)  # fmt: skip
+)
 def vote_(
-    out, decided, votes, support, counts, weights, workers, stride: tl.int64, words: tl.int64,
-    key: tl.int64, first: tl.int64, begin: tl.int64, end: tl.int64, tiles_from: tl.int64, tiles_to: tl.int64,
-    COIN: tl.constexpr, ALIGNED: tl.constexpr, ONCE: tl.constexpr, GROUPS: tl.constexpr,
-    SCALED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, WARPS: tl.constexpr, TIES: tl.constexpr,
-):  # fmt: skip
+    out,
+    decided,
+    votes,
+    support,
+    counts,
+    weights,
+    workers,
+    stride: tl.int64,
+    words: tl.int64,
+    key: tl.int64,
+    first: tl.int64,
+    begin: tl.int64,
+    end: tl.int64,
+    tiles_from: tl.int64,
+    tiles_to: tl.int64,
+    COIN: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    ONCE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WARPS: tl.constexpr,
+    TIES: tl.constexpr,
+):
     """Decide tiles of 32 words a warp by weights; with up to 16 workers, ONCE, count where each differs.
 
     Tallies stay below 2^31, and if they are SCALED by 2^7 too. Planes may begin at multiples of 16 bytes
@@ -138,25 +181,36 @@ def vote_(
     to count elsewhere, or 0 where the others' total is odd and there are none.
     """
     thread = tl.arange(0, 32 * WARPS)
-    here, last = thread // 4 * 4, words - 2
+    here = thread // 4 * 4
+    last = words - 2
     number = tl.arange(0, BLOCK)
-    total = tl.sum(tl.load(weights + number, mask=number < workers, other=0))
-    half, ties = total >> 1, ((total & 1) - 1).to(tl.uint32)  # an odd total has no tie
+    all_weights = tl.load(weights + number, mask=number < workers, other=0)
+    total = tl.sum(all_weights)
+    half = total >> 1
+    ties = ((total & 1) - 1).to(tl.uint32)  # an odd total has no tie
     if support is not None:
-        half, ties = total, (total * 0 - 1).to(tl.uint32)
-    zero, nothing = tl.zeros([32 * WARPS], tl.uint32), zeros(32, 32 * WARPS)
-    wrong, cast, sum_sure = zeros(GROUPS, 32 * WARPS), zeros(GROUPS, 32 * WARPS), zeros(1, 32 * WARPS)[0]
+        half = total
+        ties = (total * 0 - 1).to(tl.uint32)
+    zero = tl.zeros([32 * WARPS], tl.uint32)
+    nothing = zeros(32, 32 * WARPS)
+    wrong = zeros(GROUPS, 32 * WARPS)
+    cast = zeros(GROUPS, 32 * WARPS)
+    sum_sure = zeros(1, 32 * WARPS)[0]
     spare = None if TIES else 1 - (total & 1)
-    parts, y, v = (), (), ()
+    parts = ()
+    y = ()
+    v = ()
     step = tl.num_programs(0).to(tl.int64)
     mine = tiles_from + tl.program_id(0)
     if ONCE:
         parts = _columns(weights, 0, workers, spare, thread, GROUPS)
-        y = _load(votes, mine * (32 * WARPS) + here, 0, workers, stride, last, thread, GROUPS, WIDE)
-        v = _load(support, mine * (32 * WARPS) + here, 0, workers, stride, last, thread, GROUPS, WIDE)
+        begin_at = mine * (32 * WARPS) + here
+        y = _load(votes, begin_at, 0, workers, stride, last, thread, GROUPS, WIDE)
+        v = _load(support, begin_at, 0, workers, stride, last, thread, GROUPS, WIDE)
     for tile in range(mine, tiles_to, step):
         start = tile * (32 * WARPS)
-        more, least = zero, zero
+        more = zero
+        least = zero
         if ONCE:
             at = start + step * (32 * WARPS) + here
             next_y = _load(votes, at, 0, workers, stride, last, thread, GROUPS, WIDE)
@@ -168,7 +222,8 @@ def vote_(
                 sums = _tally(nothing, parts, y, v, pair, SCALED)
                 more, least = _collect(more, least, sums, half, SCALED, TIES)
         else:
-            evens, odds = nothing, nothing
+            evens = nothing
+            odds = nothing
             for m in range(0, workers, ROWS):
                 some = _columns(weights, m, workers, None, thread, GROUPS)
                 signs = _load(votes, start + here, m, workers, stride, last, thread, GROUPS, WIDE)
@@ -177,26 +232,31 @@ def vote_(
                 odds = _tally(odds, some, signs, voted, 1, SCALED)
             more, least = _collect(more, least, odds, half, SCALED, TIES)
             more, least = _collect(more, least, evens, half, SCALED, TIES)
-        decision, same = turned(more, thread), (zero, zero, zero, zero)
+        decision = turned(more, thread)
+        same = (zero, zero, zero, zero)
         if TIES:
-            coins = same
+            tossed = same
             if COIN:
-                coins = of_quad(coin_words(key, first + start * 32, thread, ALIGNED), thread)
-            decision, same = _toss(decision, turned(least, thread), ties, coins, COIN)
+                own_coins = coin_words(key, first + start * 32, thread, ALIGNED)
+                tossed = of_quad(own_coins, thread)
+            decision, same = _toss(decision, turned(least, thread), ties, tossed, COIN)
 
-        low, high = begin - start * 32, end - start * 32
+        low = begin - start * 32
+        high = end - start * 32
         edge = (low > 0) | (high < 32 * 32 * WARPS)
         live = zero + ONES
         if edge:
             live = inside(thread, low, high)
         _write_word(out + start + thread, _own(decision, thread), live, edge)
         if decided is not None:
-            _write_word(decided + start + thread, flipped(_own(same, thread)), live, edge)
+            sure = flipped(_own(same, thread))
+            _write_word(decided + start + thread, sure, live, edge)
         if ONCE:
             wrong, cast = _count_words(wrong, cast, y, v, decision, of_quad(live, thread), same)
             if support is None and not COIN:
                 sum_sure += popcount(live & flipped(_own(same, thread)))
-            y, v = next_y, next_v
+            y = next_y
+            v = next_v
     if ONCE:
         everyone = tl.sum(sum_sure).to(tl.int64)
         if COIN and tl.program_id(0) == 0:
@@ -208,16 +268,22 @@ def vote_(
 def _own(words, thread):
     """Of the words of a quad, the one in its own thread's place."""
     t = thread % 4
-    return tl.where(t < 2, tl.where(t == 0, words[0], words[1]), tl.where(t == 2, words[2], words[3]))
+    low = tl.where(t == 0, words[0], words[1])
+    high = tl.where(t == 2, words[2], words[3])
+    return tl.where(t < 2, low, high)
 
 
 @triton.jit
 def _toss(more, least, ties, coins, COIN):
     """The decision where there may be ties, and those that stay."""
-    decision, open_ = (), ()
+    decision = ()
+    open_ = ()
     for i in tl.static_range(4):
         same = (more[i] ^ least[i]) & ties
-        decision, open_ = decision + (more[i] | (same & coins[i]),), open_ + (same & (0 if COIN else ONES),)
+        decided = more[i] | (same & coins[i])
+        stays = same & (0 if COIN else ONES)
+        decision = decision + (decided,)
+        open_ = open_ + (stays,)
     return decision, open_
 
 
@@ -225,7 +291,8 @@ def _toss(more, least, ties, coins, COIN):
 def _write_word(plane, new, live, edge):
     """The new bits where they live; at an edge of the span the old ones elsewhere."""
     if edge:
-        new = (new & live) | (tl.load(plane, mask=live != 0, other=0) & flipped(live))
+        old = tl.load(plane, mask=live != 0, other=0)
+        new = (new & live) | (old & flipped(live))
     tl.store(plane, new, mask=live != 0)
 
 
@@ -236,9 +303,11 @@ def _count_words(wrong, cast, y, voted, decision, live, same):
         counted = live[i % 4] & flipped(same[i % 4])
         if len(voted) > 0:
             counted &= voted[i]
-            cast = cast[: i // 4] + (cast[i // 4] + popcount(counted),) + cast[i // 4 + 1 :]
+            more_cast = cast[i // 4] + popcount(counted)
+            cast = cast[: i // 4] + (more_cast,) + cast[i // 4 + 1 :]
         differs = popcount((y[i] ^ decision[i % 4]) & counted)
-        wrong = wrong[: i // 4] + (wrong[i // 4] + differs,) + wrong[i // 4 + 1 :]
+        more_wrong = wrong[i // 4] + differs
+        wrong = wrong[: i // 4] + (more_wrong,) + wrong[i // 4 + 1 :]
     return wrong, cast
 
 
@@ -247,139 +316,13 @@ def _add_words(counts, wrong, cast, everyone, support, workers, WARPS):
     """Integers add up to the same whatever the order; without support all workers cast as many votes."""
     t = tl.arange(0, 4)
     for m in tl.static_range(len(wrong)):
-        place, mask = counts + 4 * m + t, 4 * m + t < workers
-        total = tl.sum(tl.reshape(wrong[m], [8 * WARPS, 4]), 0).to(tl.int64)
+        place = counts + 4 * m + t
+        mask = 4 * m + t < workers
+        by_quad = tl.reshape(wrong[m], [8 * WARPS, 4])
+        total = tl.sum(by_quad, 0).to(tl.int64)
         tl.atomic_add(place, total, mask=mask, sem="relaxed")
         seen = tl.zeros([4], tl.int64) + everyone
         if support is not None:
-            seen = tl.sum(tl.reshape(cast[m], [8 * WARPS, 4]), 0).to(tl.int64)
+            cast_by_quad = tl.reshape(cast[m], [8 * WARPS, 4])
+            seen = tl.sum(cast_by_quad, 0).to(tl.int64)
         tl.atomic_add(place + workers, seen, mask=mask, sem="relaxed")
-
-
-@triton.jit
-def _ones(planes, DIGITS):
-    """How many of the planes have a one, in binary; full adders make two planes of three."""
-    digits = ()
-    for _ in tl.static_range(DIGITS):
-        carries = ()
-        for _ in tl.static_range(len(planes) // 2):
-            if len(planes) > 2:
-                low, carry = full_add(planes[0], planes[1], planes[2])
-                planes = planes[3:] + (low,)
-            else:
-                low, carry = planes[0] ^ planes[1], planes[0] & planes[1]
-                planes = (low,)
-            carries = carries + (carry,)
-        digits = digits + planes
-        planes = carries
-    return digits
-
-
-@triton.jit
-def _majority(ballots, voted, zero, DIGITS):
-    """Where more are for than against, and where as many; who does not vote is half for, half against."""
-    planes = ballots
-    for m in tl.static_range(len(voted)):
-        planes = planes[:m] + (ballots[m] & voted[m],) + planes[m + 1 :] + (ballots[m] | flipped(voted[m]),)
-    more, same = zero, zero + (0 if len(planes) % 2 else ONES)
-    digits = _ones(planes, DIGITS)
-    for k in tl.static_range(DIGITS):
-        if (len(planes) // 2 >> k) % 2:
-            more, same = more & digits[k], same & digits[k]
-        else:
-            more, same = more | digits[k], same & flipped(digits[k])
-    return more, same
-
-
-@triton.jit(do_not_specialize=["rows", "key", "first", "begin", "end", "tiles_from", "tiles_to"])
-def majority_(
-    out, decided, votes, support, counts, units: tl.int64, rows, key: tl.int64, first: tl.int64,
-    begin: tl.int64, end: tl.int64, tiles_from, tiles_to, COIN: tl.constexpr, ALIGNED: tl.constexpr,
-    WORKERS: tl.constexpr, DIGITS: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr, SMALL: tl.constexpr,
-):  # fmt: skip
-    """Decide tiles of ROWS x WIDE words by equal weights, and count for each of WORKERS where it differs.
-
-    DIGITS binary digits hold the number of planes. A plane is `rows` rows of WIDE words, which a thread
-    loads at once, and lies `units` rows after the one before. The last tile is moved back to be full,
-    unless the planes are SMALL; what it shares with the tile before is decided twice and counted once.
-    Each program takes every so many tiles.
-    """
-    row = tl.arange(0, ROWS)[:, None]
-    at = row * WIDE + tl.arange(0, WIDE)[None, :]
-    there = row < rows if SMALL else None
-    wrong, cast, sure = zeros(WORKERS, ROWS), zeros(WORKERS, ROWS), tl.zeros([ROWS], tl.int32)
-    for tile in range(tiles_from + tl.program_id(0), tiles_to, tl.num_programs(0)):
-        new = tile * ROWS
-        start = (new if SMALL else tl.minimum(new, rows - ROWS)).to(tl.int64) * WIDE
-        y, voted = votes + start + at, None if support is None else support + start + at
-        zero = tl.zeros([ROWS, WIDE], tl.uint32)
-        ballots = _load_rows(y, units * WIDE, there, WORKERS)
-        cover = _load_rows(voted, units * WIDE, there, WORKERS)
-        more, same = _majority(ballots, cover, zero, DIGITS)
-
-        low, high = begin - start * 32, end - start * 32
-        edge = (low > 0) | (high < ROWS * WIDE * 32)
-        live = zero + ONES
-        if edge:
-            live = inside(at, low, high)
-        if COIN:
-            if tl.max(same) != 0:  # most tiles have no tie, and coins cost
-                more |= same & coin_words(key, first + start * 32, at, ALIGNED)
-            same = zero
-        _write(out + start + at, more, live, there, edge)
-        if decided is not None:
-            _write(decided + start + at, flipped(same), live, there, edge)
-
-        if SMALL:
-            live = tl.where(there, live, 0)
-        elif edge | (start < new * WIDE):
-            live = tl.where(row * WIDE >= new * WIDE - start, live, 0)
-        live &= flipped(same)
-        wrong, cast = _count(wrong, cast, ballots, cover, more, live)
-        if support is None and not COIN:
-            sure += tl.sum(popcount(live), 1)
-    everyone = tl.sum(sure).to(tl.int64)
-    if COIN and tl.program_id(0) == 0:
-        everyone = end - begin
-    _add_counts(counts, wrong, cast, everyone, support, WORKERS)
-
-
-@triton.jit
-def _load_rows(planes, stride, there, WORKERS):
-    """The words of each worker; none where there are no planes."""
-    words = ()
-    if planes is not None:
-        for m in tl.static_range(WORKERS):
-            words = words + (tl.load(planes + m * stride, mask=there),)
-    return words
-
-
-@triton.jit
-def _write(plane, new, live, there, edge):
-    """The new bits where they live; at an edge of the span the old ones elsewhere."""
-    if there is not None:
-        edge = there & edge
-    old = tl.load(plane, mask=edge)
-    tl.store(plane, (new & live) | (old & flipped(live)), mask=there)
-
-
-@triton.jit
-def _count(wrong, cast, ballots, voted, decision, live):
-    """Add each worker's votes against the decision, and those cast, among the live coordinates."""
-    for m in tl.static_range(len(ballots)):
-        counted = live
-        if len(voted) > 0:
-            counted &= voted[m]
-            cast = cast[:m] + (cast[m] + tl.sum(popcount(counted), 1),) + cast[m + 1 :]
-        differs = (ballots[m] ^ decision) & counted
-        wrong = wrong[:m] + (wrong[m] + tl.sum(popcount(differs), 1),) + wrong[m + 1 :]
-    return wrong, cast
-
-
-@triton.jit
-def _add_counts(counts, wrong, cast, everyone, support, WORKERS):
-    """Integers add up to the same whatever the order; without support all workers cast as many votes."""
-    for m in tl.static_range(WORKERS):
-        tl.atomic_add(counts + m, tl.sum(wrong[m]).to(tl.int64), sem="relaxed")
-        seen = everyone if support is None else tl.sum(cast[m])
-        tl.atomic_add(counts + WORKERS + m, seen.to(tl.int64), sem="relaxed")

@@ -1,11 +1,11 @@
 """The loops of the numba kernels that need no adder network: signs, weights per coordinate, pairs, steps.
 
-Each does what `Backend` says of its name, on words lo to hi of the planes, so that threads share them out.
-A plane that is missing has no elements.
+Each function does what the `Backend` method of its name does, on words lo to hi of the planes, so that
+threads can share the work. A plane that is missing has no elements.
 
-Mind two things when changing compiled loops. An index such as `row[at + j]` makes numba allow for
-negative values and costs the vector code; slice first. And numba caches by file: after a change in
-`lanes.py` or `words.py`, `make clean` or touch this file.
+Keep two things in mind when you change compiled loops. An index such as `row[at + j]` makes numba allow
+for negative values and prevents vector code; slice first. And numba caches by file: after a change in
+`lanes.py` or `words.py`, run `make clean` or touch this file.
 """
 
 from __future__ import annotations
@@ -30,25 +30,36 @@ from signvote.kernels.words import (
     toss_,
 )
 
-LOW, HIGH = np.uint32(0xFFFF), np.uint32(16)
+LOW = np.uint32(0xFFFF)  # mask of the lower of two indices
+HIGH = np.uint32(16)  # shift to the upper one
 GROUP = 5  # workers whose weights are looked up together
 
 
 @compiled
 def sign_planes(
-    integers: Array, exponent: np.signedinteger[Any], key: Word, first: Word, has_coin: bool, signs: Words,
-    support: Words, lo: int, hi: int,
-) -> bool:  # fmt: skip
-    """Fill the planes, support only without a coin; whether all is finite. Floats are seen as integers."""
+    integers: Array,
+    exponent: np.signedinteger[Any],
+    key: Word,
+    first: Word,
+    has_coin: bool,
+    signs: Words,
+    support: Words,
+    lo: int,
+    hi: int,
+) -> bool:
+    """Fill the planes, support only without a coin. Returns whether all is finite. Floats are seen as integers."""
     broken = ZERO
     zeros = np.empty(BLOCK, np.uint64)
     for at in range(lo, hi, BLOCK):
         n = min(BLOCK, hi - at)
         for j in range(n):
-            signs[at + j], zeros[j], nonfinite = classify(integers, (at + j) * 64, exponent)
+            positive, zero, nonfinite = classify(integers, (at + j) * 64, exponent)
+            signs[at + j] = positive
+            zeros[j] = zero
             broken |= nonfinite
         if has_coin:
-            toss_(signs[at : at + n], zeros, key, first, at, n)
+            block = signs[at : at + n]
+            toss_(block, zeros, key, first, at, n)
         else:
             for j in range(n):
                 support[at + j] = ~zeros[j]
@@ -57,33 +68,61 @@ def sign_planes(
 
 @compiled
 def vote_by_coordinate_(
-    out: Words, decided: Words, votes: Words, support: Words, counters: Array, slots: Array, rows: Words,
-    sizes: Array, key: Word, first: Word, has_coin: bool, end: int, zero_is_symbol: bool, lo: int, hi: int,
-) -> tuple[Array, Array]:  # fmt: skip
+    out: Words,
+    decided: Words,
+    votes: Words,
+    support: Words,
+    counters: Array,
+    slots: Array,
+    rows: Words,
+    sizes: Array,
+    key: Word,
+    first: Word,
+    has_coin: bool,
+    end: int,
+    zero_is_symbol: bool,
+    lo: int,
+    hi: int,
+) -> tuple[Array, Array]:
     """Word by word: the weights of GROUP workers at a time are looked up and added, then counters updated.
 
     `rows` has, for each worker, the memory address of its table in `CoordinateWeights`.
     """
-    workers, stride = votes.shape[0], counters.shape[1] * 64
+    workers = votes.shape[0]
+    stride = counters.shape[1] * 64
     count = counters.reshape(-1)
-    differ, cast = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
-    tally, index = np.empty(64, np.int32), np.zeros(64 * GROUP, np.uint16)
+    differ = np.zeros(workers, np.int64)
+    cast = np.zeros(workers, np.int64)
+    tally = np.empty(64, np.int32)
+    index = np.zeros(64 * GROUP, np.uint16)
     pair = index.view(np.uint32)  # two indices a load: loads are what limits this loop
     for w in range(lo, hi):
         tally[:] = 0
         for m in range(0, workers, GROUP):
             group = min(GROUP, workers - m)
             for g in range(group):
-                at, size = w * stride + slots[m + g] * 64, sizes[m + g]
+                at = w * stride + slots[m + g] * 64
+                size = sizes[m + g]
                 prefetch(count, at + stride)
                 prefetch(count, at + stride + 32)
-                add_where(count, at, votes[m + g, w], size, index, 64 * g)
+                vote = votes[m + g, w]
+                add_where(count, at, vote, size, index, 64 * g)
                 if support.shape[0]:
-                    put_where(~support[m + g, w], np.uint16(2 * size), index, 64 * g)
+                    silent = ~support[m + g, w]
+                    no_vote = np.uint16(2 * size)
+                    put_where(silent, no_vote, index, 64 * g)
             if group == GROUP:
-                a, b, c, d, e = rows[m], rows[m + 1], rows[m + 2], rows[m + 3], rows[m + 4]
+                a = rows[m]
+                b = rows[m + 1]
+                c = rows[m + 2]
+                d = rows[m + 3]
+                e = rows[m + 4]
                 for i in range(32):
-                    p, q, r, s, t = pair[i], pair[i + 32], pair[i + 64], pair[i + 96], pair[i + 128]
+                    p = pair[i]
+                    q = pair[i + 32]
+                    r = pair[i + 64]
+                    s = pair[i + 96]
+                    t = pair[i + 128]
                     even = peek(a, p & LOW) + peek(b, q & LOW) + peek(c, r & LOW)
                     odd = peek(a, p >> HIGH) + peek(b, q >> HIGH) + peek(c, r >> HIGH)
                     tally[2 * i] += even + peek(d, s & LOW) + peek(e, t & LOW)
@@ -128,17 +167,22 @@ def disagreements(votes: Words, support: Words, end: int, lo: int, hi: int) -> t
         n = min(BLOCK, hi - at)
         for a in range(workers):
             for b in range(a, workers):
-                row_a, row_b = votes[a, at : at + n], votes[b, at : at + n]
-                wrong, common = ZERO, ZERO
+                row_a = votes[a, at : at + n]
+                row_b = votes[b, at : at + n]
+                wrong = ZERO
+                common = ZERO
                 if support.shape[0]:
-                    voted_a, voted_b = support[a, at : at + n], support[b, at : at + n]
+                    voted_a = support[a, at : at + n]
+                    voted_b = support[b, at : at + n]
                     for j in range(n):
-                        wrong += popcount((row_a[j] ^ row_b[j]) & voted_a[j] & voted_b[j])
-                        common += popcount(voted_a[j] & voted_b[j])
+                        voted = voted_a[j] & voted_b[j]
+                        wrong += popcount((row_a[j] ^ row_b[j]) & voted)
+                        common += popcount(voted)
                 else:
                     for j in range(n):
                         wrong += popcount(row_a[j] ^ row_b[j])
-                    common = np.uint64(min(end, (at + n) * 64) - at * 64)
+                    last = min(end, (at + n) * 64)
+                    common = np.uint64(last - at * 64)
                 differ[a, b] += np.int64(wrong)
                 both[a, b] += np.int64(common)
     return differ, both
@@ -147,7 +191,8 @@ def disagreements(votes: Words, support: Words, end: int, lo: int, hi: int) -> t
 @inlined
 def _word_at(plane: Words, bit: int) -> Word:
     """The 64 bits of a plane that start anywhere; zeros beyond its end."""
-    w, by = bit // 64, np.uint64(bit % 64)
+    w = bit // 64
+    by = np.uint64(bit % 64)
     word = plane[w] >> by
     if by != ZERO and w + 1 < plane.size:
         word |= plane[w + 1] << (SIXTY_FOUR - by)
@@ -156,7 +201,13 @@ def _word_at(plane: Words, bit: int) -> Word:
 
 @compiled
 def step_(
-    x: Array, signs: Words, support: Words, begin: int, step: np.floating[Any], lo: int, hi: int
+    x: Array,
+    signs: Words,
+    support: Words,
+    begin: int,
+    step: np.floating[Any],
+    lo: int,
+    hi: int,
 ) -> None:
     """Words lo to hi of x, 64 coordinates each: the decision's bits are shifted to where they are used."""
     for w in range(lo, hi):
@@ -164,4 +215,6 @@ def step_(
         voted = _word_at(support, begin + w * 64) if support.size else ONES
         for q in range(8):
             by = np.uint64(8 * q)
-            step_where(x, w * 64 + 8 * q, np.uint8(positive >> by), np.uint8(voted >> by), step)
+            up = np.uint8(positive >> by)
+            moves = np.uint8(voted >> by)
+            step_where(x, w * 64 + 8 * q, up, moves, step)

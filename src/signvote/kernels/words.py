@@ -1,6 +1,6 @@
 """Words of 64 bits in compiled code: constants, coins, masks. Shared by the numba kernels.
 
-Types are for people and mypy: numba finds its own.
+Annotations are for readers and mypy: numba infers its own types.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 Word = np.uint64
 
 BLOCK = 128  # words a pass is wide: 1 KiB a plane, so that the planes of a vote stay in the first cache
-ZERO, ONES, ONE = np.uint64(0), np.uint64(2**64 - 1), np.uint64(1)
+ZERO = np.uint64(0)
+ONE = np.uint64(1)
+ONES = np.uint64(2**64 - 1)
 SHIFT_1, FACTOR_1 = (np.uint64(n) for n in reference.MIX[0])
 SHIFT_2, FACTOR_2 = (np.uint64(n) for n in reference.MIX[1])
-WEYL, SHIFT_3 = np.uint64(reference.WEYL), np.uint64(31)
-SIX, LOW_SIX, SIXTY_FOUR = np.uint64(6), np.uint64(63), np.uint64(64)
+SHIFT_3 = np.uint64(31)
+WEYL = np.uint64(reference.WEYL)
+SIX = np.uint64(6)
+LOW_SIX = np.uint64(63)
+SIXTY_FOUR = np.uint64(64)
 
 compiled = njit(nogil=True, cache=True, error_model="numpy")
 inlined = njit(nogil=True, cache=True, error_model="numpy", inline="always")
@@ -42,25 +47,37 @@ def coin_word(key: Word, first: Word, word: int) -> Word:
     by = first & LOW_SIX
     if by == ZERO:
         return _hash(key, at)  # type: ignore[no-any-return]
-    return (_hash(key, at) >> by) | (_hash(key, at + ONE) << (SIXTY_FOUR - by))  # type: ignore[no-any-return]
+    low = _hash(key, at) >> by
+    high = _hash(key, at + ONE) << (SIXTY_FOUR - by)
+    return low | high  # type: ignore[no-any-return]
 
 
 @compiled
-def toss_(plane: Words, where: Words, key: Word, first: Word, at: int, n: int) -> None:
-    """Set plane |= the coin's bits where `where` is 1; plane must be 0 there. Most often nowhere is."""
+def toss_(
+    plane: Words,
+    where: Words,
+    key: Word,
+    first: Word,
+    at: int,
+    n: int,
+) -> None:
+    """Set plane |= the coin's bits where `where` is 1; plane must be 0 there. Most often it is 1 nowhere."""
     anywhere = ZERO
     for j in range(n):
         anywhere |= where[j]
     if anywhere != ZERO:
         for j in range(n):
-            plane[j] |= where[j] & coin_word(key, first, at + j)
+            coins = coin_word(key, first, at + j)
+            plane[j] |= where[j] & coins
 
 
 @inlined
 def inside(word: int, begin: int, end: int) -> Word:
     """The bits of a word that lie in begin <= coordinate < end."""
-    low, high = begin - word * 64, end - word * 64
+    low = begin - word * 64
+    high = end - word * 64
     if high <= 0 or low >= 64:
         return ZERO
-    mask = ONES << np.uint64(max(low, 0))
-    return mask & (ONES >> np.uint64(64 - min(high, 64)))
+    from_low = ONES << np.uint64(max(low, 0))
+    to_high = ONES >> np.uint64(64 - min(high, 64))
+    return from_low & to_high

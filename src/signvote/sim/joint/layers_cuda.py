@@ -1,8 +1,14 @@
-"""What `layers.Plain` offers, in Triton, and faster ways where there are any."""
+"""What `layers_plain` offers, in Triton, and faster ways where there are any."""
 
 from signvote.sim.joint.convolutions_cuda import conv_weights_, is_narrow, narrow, narrow_backward
-from signvote.sim.joint.norms_cuda import moments, normalise, normalise_backward_
+from signvote.sim.joint.norms_cuda import moments, normalize, normalize_backward_
 
 __all__ = [
-    "conv_weights_", "is_narrow", "moments", "narrow", "narrow_backward", "normalise", "normalise_backward_",
-]  # fmt: skip
+    "conv_weights_",
+    "is_narrow",
+    "moments",
+    "narrow",
+    "narrow_backward",
+    "normalize",
+    "normalize_backward_",
+]

@@ -1,8 +1,8 @@
 """The gradients of all workers in one captured pass over the model, and a test in another.
 
-What changes from round to round goes into fixed places: which samples, how they are shifted. So a round's
-gradients are one CUDA graph, and so is a test. Nothing here waits for the device but `evaluate`, which is
-asked for a result.
+The inputs of a round, such as the indices of its samples, are copied into fixed places on the device. So
+the gradients of a round are one CUDA graph, and so is a test. Only `evaluate` waits for the device, because
+it returns numbers.
 """
 
 from __future__ import annotations
@@ -14,121 +14,198 @@ from torch import Tensor, nn
 
 from signvote.kernels import has_triton, upload
 from signvote.sim.gradients import Gradients
-from signvote.sim.joint.layers import Crew, Parts, side_by_side
+from signvote.sim.joint.layers import Crew, side_by_side
+from signvote.sim.joint.parts import Parts
 from signvote.sim.machine import Machine
 from signvote.sim.population import generator
+from signvote.tasks import Task
 
 TEST_SAMPLES = 2048  # at a time, about
 WARM_UP = 3  # passes before a capture, as PyTorch asks for
 
 
 class JointPass:
-    """The gradients of a model by workers of given batch sizes, the small ones first inside.
+    """The gradients of a model by workers of given batch sizes. Rows are sorted by batch size, the smallest first.
 
     Args:
         gradients: of the model, on the GPU.
         batch_sizes: of each worker.
         machine: the GPU.
-        test_batch: samples that batch norm sees together in a test.
+        test_batch: number of samples that batch norm sees together in a test.
 
     """
 
     def __init__(
-        self, gradients: Gradients, batch_sizes: Sequence[int], machine: Machine, test_batch: int
+        self,
+        gradients: Gradients,
+        batch_sizes: Sequence[int],
+        machine: Machine,
+        test_batch: int,
     ) -> None:
-        self.gradients_by_one, self.task, self.layout = gradients, gradients.task, gradients.layout
+        self.gradients_by_one = gradients
         self.batch_sizes = tuple(batch_sizes)
-        self.order = sorted(range(len(batch_sizes)), key=lambda m: batch_sizes[m])  # worker of each row
-        device, sizes = gradients.x.device, [batch_sizes[m] for m in self.order]
-        self.device = device
-        self.matrix = torch.zeros(len(sizes), self.layout.size, device=device)
-        self.parts = Parts(sizes, device)
-        self.crew = Crew(
-            self.parts, self.matrix, self.layout, machine.dtype, has_triton() and device.type == "cuda"
+        workers = range(len(batch_sizes))
+        self.order = sorted(workers, key=lambda m: batch_sizes[m])  # worker of each row
+        self.device = gradients.x.device
+        sizes = [batch_sizes[m] for m in self.order]
+        self.matrix = torch.zeros(len(sizes), gradients.layout.size, device=self.device)
+        parts = Parts(sizes, self.device)
+        crew = Crew(
+            parts=parts,
+            gradients=self.matrix,
+            layout=gradients.layout,
+            dtype=machine.dtype,
+            triton=has_triton() and self.device.type == "cuda",
         )
-        self.model = side_by_side(gradients.model, self.crew)
-        self.indices = torch.zeros(self.parts.samples, dtype=torch.int64, device=device)
-        self.relabelled = torch.zeros(self.parts.samples, dtype=torch.bool, device=device)
-        draws = self.task.draw(self.parts.samples, torch.Generator())
-        self.draws = None if draws is None else draws.to(device)
-        self.share = (1 / torch.tensor(sizes, device=device))[self.parts.owner.long()]
-        self.test_batch = test_batch
-        self._pass: Callable[[], None] | None = None
-        self._test: Callable[[], None] | None = None
-        self._test_parts: dict[tuple[int, ...], Parts] = {}
-        self._score = torch.zeros(2, dtype=torch.float64, device=device)  # right answers, sum of losses
-
-    # ---- gradients ---------------------------------------------------------------------------------
+        self.model = side_by_side(gradients.model, crew)
+        self.samples = Samples(gradients.task, parts.samples, self.device)
+        self.owner = parts.owner.long()  # row of each sample
+        shares = 1 / torch.tensor(sizes, device=self.device)
+        self.share = shares[self.owner]
+        self._evaluation = Evaluation(gradients.task, self.model, crew, test_batch)
+        self._replay: Callable[[], None] | None = None
 
     def restart(self, model: nn.Module) -> None:
-        """Begin anew with the parameters of a fresh model."""
+        """Start again with the parameters of a fresh model."""
         self.gradients_by_one.model.load_state_dict(model.state_dict())
 
     def gradients(
-        self, batches: Sequence[Tensor], seeds: Sequence[tuple[int, ...]], relabelled: Sequence[bool] = ()
+        self,
+        batches: Sequence[Tensor],
+        seeds: Sequence[tuple[int, ...]],
+        relabeled: Sequence[bool] = (),
     ) -> Tensor:
-        """Begin to compute all gradients, (workers, N) in rows of `order`.
+        """Start to compute all gradients, (workers, N) in rows of `order`.
 
         Args:
             batches: each worker's samples, indices into the training data.
             seeds: of each worker's augmentation.
-            relabelled: whose labels are wrong, see `Data.wrong`; default: nobody's.
+            relabeled: which workers use the wrong labels of `Data.wrong`; default: none.
 
         """
-        wrong = torch.tensor([bool(relabelled) and relabelled[m] for m in self.order])
-        self.relabelled.copy_(upload(wrong, self.device)[self.parts.owner.long()])
-        self.indices.copy_(upload(torch.cat([batches[m] for m in self.order]), self.device))
-        if self.draws is not None:
-            draws = [self.task.draw(self.batch_sizes[m], generator(*seeds[m])) for m in self.order]
-            self.draws.copy_(upload(torch.cat([d for d in draws if d is not None], 1), self.device))
-        self._pass = self._pass or captured(self._forward_and_back, self.device)
-        self._pass()
+        wrong = torch.tensor([bool(relabeled) and relabeled[m] for m in self.order])
+        by_row = upload(wrong, self.device)
+        self.samples.relabeled.copy_(by_row[self.owner])
+        indices = torch.cat([batches[m] for m in self.order])
+        self.samples.indices.copy_(upload(indices, self.device))
+        self.samples.draw(
+            seeds=[seeds[m] for m in self.order],
+            sizes=[self.batch_sizes[m] for m in self.order],
+        )
+        if self._replay is None:
+            self._replay = captured(self._forward_and_back, self.device)
+        self._replay()
         return self.matrix
 
     def _forward_and_back(self) -> None:
         assert self.model is not None
-        train = self.task.train
-        inputs = self.task.prepare(train.inputs[self.indices], self.draws)
-        labels = train.labels[self.indices]
-        labels = torch.where(self.relabelled, train.wrong(labels), labels)
-        losses = self.task.losses(self.model(inputs), labels)
-        (losses * self.share).sum().backward()  # type: ignore[no-untyped-call]
-
-    # ---- tests -------------------------------------------------------------------------------------
+        inputs, labels = self.samples.load()
+        outputs = self.model(inputs)
+        losses = self.samples.task.losses(outputs, labels)
+        total = (losses * self.share).sum()  # over workers, of each one's mean loss
+        total.backward()  # type: ignore[no-untyped-call]
 
     def evaluate(self) -> tuple[float, float]:
         """(accuracy, mean loss) on the test data, in batches of `test_batch`."""
-        self._test = self._test or captured(self._try, self.device)
-        self._test()
-        right, loss = (self._score / len(self.task.test)).tolist()
-        return right, loss
+        return self._evaluation.score()
+
+
+class Samples:
+    """The training samples of a round, in fixed places on the device, where a captured graph finds them."""
+
+    def __init__(self, task: Task, count: int, device: torch.device) -> None:
+        self.task = task
+        self.device = device
+        self.indices = torch.zeros(count, dtype=torch.int64, device=device)
+        self.relabeled = torch.zeros(count, dtype=torch.bool, device=device)
+        draws = task.draw(count, torch.Generator())
+        self.draws = None if draws is None else draws.to(device)
+
+    def draw(self, seeds: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> None:
+        """Draw the augmentation of each worker's samples."""
+        if self.draws is None:
+            return
+        drawn = []
+        for seed, size in zip(seeds, sizes, strict=True):
+            draws = self.task.draw(size, generator(*seed))
+            assert draws is not None
+            drawn.append(draws)
+        together = torch.cat(drawn, 1)
+        self.draws.copy_(upload(together, self.device))
+
+    def load(self) -> tuple[Tensor, Tensor]:
+        """Inputs, augmented, and labels."""
+        train = self.task.train
+        inputs = self.task.prepare(train.inputs[self.indices], self.draws)
+        right = train.labels[self.indices]
+        wrong = train.wrong(right)
+        return inputs, torch.where(self.relabeled, wrong, right)
+
+
+class Evaluation:
+    """Accuracy and loss of a model on the test data.
+
+    Args:
+        task: has the test data.
+        model: made by `side_by_side`; None: never evaluated.
+        crew: of the model. Its parts are replaced during a test.
+        batch: number of samples that batch norm sees together.
+
+    """
+
+    def __init__(self, task: Task, model: nn.Module | None, crew: Crew, batch: int) -> None:
+        self.task = task
+        self.model = model
+        self.crew = crew
+        self.batch = batch
+        self.device = crew.parts.device
+        self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # right answers, sum of losses
+        self._parts: dict[tuple[int, ...], Parts] = {}
+        self._replay: Callable[[], None] | None = None
+
+    def score(self) -> tuple[float, float]:
+        """(accuracy, mean loss) on the test data."""
+        if self._replay is None:
+            self._replay = captured(self._forward, self.device)
+        self._replay()
+        means = self.totals / len(self.task.test)
+        accuracy, loss = means.tolist()
+        return accuracy, loss
 
     @torch.no_grad()
-    def _try(self) -> None:
-        assert self.model is not None
-        test, batch = self.task.test, self.test_batch
-        step = batch * max(1, TEST_SAMPLES // batch)
-        self._score.zero_()
+    def _forward(self) -> None:
+        test = self.task.test
+        step = self.batch * max(1, TEST_SAMPLES // self.batch)
+        training_parts = self.crew.parts
+        self.totals.zero_()
         try:
             for start in range(0, len(test), step):
-                inputs, labels = test.inputs[start : start + step], test.labels[start : start + step]
-                sizes = [min(batch, len(labels) - at) for at in range(0, len(labels), batch)]
-                self.crew.parts = self._parts_of(tuple(sizes))
-                outputs = self.model(self.task.prepare(inputs))
-                self._score[0] += (outputs.argmax(1) == labels).sum()
-                self._score[1] += self.task.losses(outputs, labels).sum()
+                end = start + step
+                self._add(test.inputs[start:end], test.labels[start:end])
         finally:
-            self.crew.parts = self.parts
+            self.crew.parts = training_parts
+
+    def _add(self, inputs: Tensor, labels: Tensor) -> None:
+        """Add the score of some samples, which are several batches."""
+        assert self.model is not None
+        starts = range(0, len(labels), self.batch)
+        sizes = [min(self.batch, len(labels) - at) for at in starts]
+        self.crew.parts = self._parts_of(tuple(sizes))
+        outputs = self.model(self.task.prepare(inputs))
+        right = outputs.argmax(1) == labels
+        losses = self.task.losses(outputs, labels)
+        self.totals[0] += right.sum()
+        self.totals[1] += losses.sum()
 
     def _parts_of(self, sizes: tuple[int, ...]) -> Parts:
         """Kept, because a captured graph reads them."""
-        if sizes not in self._test_parts:
-            self._test_parts[sizes] = Parts(sizes, self.device)
-        return self._test_parts[sizes]
+        if sizes not in self._parts:
+            self._parts[sizes] = Parts(sizes, self.device)
+        return self._parts[sizes]
 
 
 def captured(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """The same work as a CUDA graph: one launch, whatever it consists of. On a CPU it stays as it is."""
+    """The same work as a CUDA graph, which is one launch. On a CPU the work is returned unchanged."""
     if device.type != "cuda":
         return work
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ from signvote.sim.workers import Assignment, Workers
 
 
 class Together(Workers):
-    """The workers of a run, computed by one pass. Rows of its matrices are in the order of the pass."""
+    """The workers of a run, computed by one pass. Rows of its matrices have the order of the pass."""
 
     bytes_arrive_later = True
 
@@ -38,17 +38,22 @@ class Together(Workers):
         self._compute(t)
         with self.phases.timed("encode"):
             at = self._rows(voters)
-            gradient = self.joint.matrix if at is None else self.joint.matrix[at]
-            before = self.memory if at is None else self.memory.map(lambda rows: rows[at])
-            found = encode(gradient, before, self.work.encoding, self._coins(t, voters))
+            gradient = self.joint.matrix
+            before = self.memory
+            if at is not None:
+                gradient = gradient[at]
+                before = before.map(lambda rows: rows[at])
+            coins = self._coins(t, voters)
+            found = encode(gradient, before, self.work.encoding, coins)
             assert isinstance(found.finite, Tensor)
             self.memory = self._kept(at, before, found)
             self._signals = gradient if found.memory.average is None else found.memory.average
+        batch_sizes = self.work.config.batch_sizes
         return Votes(
             workers=tuple(voters),
             planes=found.planes,
             n=self.layout.size,
-            batch_sizes=tuple(self.work.config.batch_sizes[m] for m in voters),
+            batch_sizes=tuple(batch_sizes[m] for m in voters),
             present=found.finite,
         )
 
@@ -58,19 +63,23 @@ class Together(Workers):
             everybody = range(self.work.config.workers)
             batches = [self.work.batch(m, t) for m in everybody]
             seeds = [(*self.work.seed(m, t), 1) for m in everybody]
-            self.joint.gradients(batches, seeds, [self.work.relabels(m, t) for m in everybody])
+            relabeled = [self.work.relabels(m, t) for m in everybody]
+            self.joint.gradients(batches, seeds, relabeled)
 
     def _coins(self, t: int, voters: Sequence[int]) -> Coins | None:
         zeros = self.work.encoding.zeros
         run = self.work.config.seed
-        return Coins.of([coin_for(zeros, run, t, m) for m in voters], self.joint.device)
+        coins = [coin_for(zeros, run, t, m) for m in voters]
+        return Coins.of(coins, self.joint.device)
 
     def _rows(self, voters: Sequence[int]) -> Tensor | None:
         """The rows of these workers; None: all of them, in order."""
-        rows = [self.joint.order.index(m) for m in voters]
-        if rows == list(range(len(self.joint.order))):
+        order = self.joint.order
+        rows = [order.index(m) for m in voters]
+        if rows == list(range(len(order))):
             return None
-        return upload(torch.tensor(rows, dtype=torch.int64), self.joint.device)
+        indices = torch.tensor(rows, dtype=torch.int64)
+        return upload(indices, self.joint.device)
 
     def _kept(self, at: Tensor | None, before: Memory, found: Encoded) -> Memory:
         """The memory of all workers after a round; rows whose signal was not finite keep what they had."""
@@ -82,8 +91,10 @@ class Together(Workers):
             rows = torch.where(found.finite[:, None], new, old)
             return rows if at is None else mine.index_copy_(0, at, rows)
 
-        average = kept(self.memory.average, before.average, found.memory.average)
-        residual = kept(self.memory.residual, before.residual, found.memory.residual)
+        mine = self.memory
+        after = found.memory
+        average = kept(mine.average, before.average, after.average)
+        residual = kept(mine.residual, before.residual, after.residual)
         return Memory(average, residual)
 
     def signals(self) -> Tensor:
@@ -94,7 +105,8 @@ class Together(Workers):
         """See Workers. The votes stay on the device; their bytes are counted there."""
         with self.phases.timed("server"):
             decision = server.decide_planes(t, votes)
-        self._arrive = bytes_sent(votes, decision, sparse=self.work.encoding.top is not None)
+        sparse = self.work.encoding.top is not None
+        self._arrive = bytes_sent(votes, decision, sparse=sparse)
         return decision
 
     def bytes_sent(self) -> tuple[int, int]:
@@ -107,8 +119,9 @@ class Together(Workers):
         self._compute(t)
         sizes = self.work.config.batch_sizes
         total = sum(sizes[m] for m in voters)
-        shares = torch.tensor([sizes[m] / total if m in voters else 0.0 for m in self.joint.order])
-        return (self.joint.matrix * upload(shares, self.joint.device)[:, None]).sum(0)
+        shares = [sizes[m] / total if m in voters else 0.0 for m in self.joint.order]
+        share = upload(torch.tensor(shares), self.joint.device)
+        return (self.joint.matrix * share[:, None]).sum(0)
 
     def evaluate(self) -> tuple[float, float]:
         """See Workers."""
@@ -116,7 +129,8 @@ class Together(Workers):
 
     def memories(self) -> list[Memory]:
         """See Workers."""
-        rows = [self.joint.order.index(m) for m in range(len(self.joint.order))]
+        order = self.joint.order
+        rows = [order.index(m) for m in range(len(order))]
         return [self.memory.map(lambda kept, row=row: kept[row].cpu()) for row in rows]  # type: ignore[misc]
 
     def load_memories(self, memories: Sequence[Memory]) -> None:
@@ -144,17 +158,23 @@ def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], 
     def arrived() -> tuple[int, int]:
         sent, each = (int(count) for count in arrive())
         workers = len(votes.workers)
-        return workers * HEADER.size + sent, workers * (HEADER.size + each)
+        up = workers * HEADER.size + sent
+        down = workers * (HEADER.size + each)
+        return up, down
 
     return arrived
 
 
 def _body_bytes(planes: Planes, n: int, *, sparse: bool) -> Tensor:
     """Bytes behind the header of each row's ballot."""
-    one = torch.full((len(planes.signs),), bytes_for(n), device=planes.signs.device)
-    full = everywhere(n, planes.signs.device)
+    rows = len(planes.signs)
+    device = planes.signs.device
+    one = torch.full((rows,), bytes_for(n), device=device)
+    full = everywhere(n, device)
     if sparse:
-        return body_bytes(full[None] if planes.support is None else planes.support, n)
+        support = full[None] if planes.support is None else planes.support
+        return body_bytes(support, n)
     if planes.support is None:
         return one
-    return one + one * (planes.support != full).any(1)
+    partial = (planes.support != full).any(1)
+    return one + one * partial
