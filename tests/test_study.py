@@ -17,7 +17,7 @@ from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
 from signvote.report.groups import groups
-from signvote.results import current, pack, read, unpack
+from signvote.results import COMPRESSED, FORMAT, NAME, current, pack, read, unpack, write
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
 from signvote.sim.study import read_study
@@ -58,7 +58,6 @@ def written(folder: Path, text: str = TINY) -> Path:
 def test_packing_loses_nothing(values: list[int]) -> None:
     packed = pack(values)
     assert unpack(packed) == values
-    assert unpack(values) == values, "older files hold plain lists"
     assert all(times > 0 for _, times in packed)
     assert all(a[0] != b[0] for a, b in pairwise(packed))
 
@@ -168,14 +167,17 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     assert {f.name for f in out.iterdir()} == {
         "figure.png", "figure.svg", "report.html", "results.csv", "results.json", "results.md", "runs",
     }  # fmt: skip
-    assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
+    assert len(read(out / NAME)["runs"]) == 3
     shutil.rmtree(out / "runs")
+    write(out / COMPRESSED, read(out / NAME))  # as a committed study is kept
+    (out / NAME).unlink()
 
     assert command("study", str(path), "--jobs", "1").returncode == 0
     assert sorted(f.name for f in (out / "runs").iterdir()) == [
         "mnist-10k-majority-paper-mode1-seed0", "mnist-10k-majority-paper-mode4-seed0",
     ]  # fmt: skip
-    results = json.loads((out / "results.json").read_text())
+    assert not (out / NAME).exists()
+    results = read(out / COMPRESSED)
     assert [run["config"]["rule"] for run in results["runs"]] == [
         "majority", "pooled", "majority", "pooled", "pooled",
     ]  # fmt: skip
@@ -183,7 +185,7 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
 
     more = command("study", str(path), "--jobs", "1", "--seeds", "1", "--only", "tuned")
     assert more.returncode == 0, more.stderr
-    results = json.loads((out / "results.json").read_text())
+    results = read(out / COMPRESSED)
     assert [run["config"]["seed"] for run in results["runs"]] == [1, 0, 0, 0, 0, 0]
     assert results["command"].splitlines() == [
         f"signvote study {path}", f"signvote study {path} --seeds 1 --only tuned",
@@ -216,7 +218,8 @@ def test_a_study_that_cannot_be_run(
     assert [f.name for f in tmp_path.iterdir()] == ["tiny.toml"]
 
 
-def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [NAME, COMPRESSED])
+def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     """No process is started, no folder made; what nobody asks for stays, other settings are other runs."""
     config, other = small(), small(rounds=99)
     runs = [
@@ -224,7 +227,7 @@ def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
         for c, status in ((other, "interrupted"), (config, "done"))
     ]
     runs.append(made_up_run() | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
-    (tmp_path / "results.json").write_text(json.dumps(results_of(*runs)))
+    write(tmp_path / name, results_of(*runs))
     seen: list[tuple[int, int, float]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
     kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
@@ -242,9 +245,13 @@ def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
         ("{}", "format is None, which signvote never wrote"),
         (
             '{"format": 7, "runs": []}',
-            "format 7 is a later signvote's; this one reads up to 2: install a later",
+            "format 7 is a later signvote's; this one reads up to 3: install a later",
         ),
-        ('{"format": 1, "runs": 3}', "'runs' is no list"),
+        (
+            '{"format": 2, "runs": []}',
+            "format 2 is an earlier signvote's; this one reads from 3 on: run it again",
+        ),
+        ('{"format": 3, "runs": 3}', "'runs' is no list"),
     ],
 )
 def test_a_results_file_that_is_none(tmp_path: Path, text: str, why: str) -> None:
@@ -321,7 +328,7 @@ def test_the_claims_are_a_command(tmp_path: Path) -> None:
     assert "Lead of pooled over majority in points" in run.stdout
     wrong = subprocess.run(line, capture_output=True, text=True, cwd=PAPER.parent)
     assert wrong.returncode == 1
-    assert "usage: python -m paper.claims RESULTS.json" in wrong.stderr
+    assert "usage: python -m paper.claims RESULTS" in wrong.stderr
 
 
 def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> None:
@@ -331,5 +338,5 @@ def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> 
     strange = {"task": "mnist-10k", "rule": "no rule of ours"}
     runs = [{"config": c, "status": "done"} for c in (older, strange)]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"format": 1, "command": "", "runs": runs}))
+    path.write_text(json.dumps({"format": FORMAT, "command": "", "runs": runs}))
     assert [run["config"] for run in read(path)["runs"]] == [config, strange]

@@ -152,8 +152,8 @@ class Compare(Where):
 class Study(Where):
     """Run what a TOML file lists: one command repeats a published result.
 
-    Writes what `compare` does into --out. A run that results.json holds is not run again, here or on another
-    machine; --seeds adds to them.
+    Writes what `compare` does into --out. A run that results.json, or results.json.gz, holds is not run again,
+    here or on another machine; --seeds adds to them.
 
     signvote study paper/fig1-mnist.toml --device cuda --seeds 3 4
     """
@@ -193,13 +193,13 @@ class Report:
     """Merge the runs of several folders into one page, figure and table, and compare them.
 
     A run that several folders hold is taken once. Where they hold different results of one configuration, both
-    are shown, named by their folder. Writes what `compare` does; reads results of any earlier signvote.
+    are shown, named by their folder. Writes what `compare` does.
 
     signvote report runs/mine runs/theirs --baseline pooled
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Where `train`, `compare` or `study` wrote: folders, or results.json files."""
+    """Where `train`, `compare` or `study` wrote: folders, or results.json files, plain or compressed."""
     out: Out = Path("runs/report")
     """Where the page goes."""
     baseline: str = "majority"
@@ -221,13 +221,13 @@ class Report:
 
 def _results_in(folder: Path) -> Path:
     """The results file of a folder, or the file itself."""
-    names = ("results.json", "result.json")
-    found = [folder, *(folder / name for name in names)]
-    for path in found:
+    from signvote.results import results_file
+
+    for path in (folder, results_file(folder), folder / "result.json"):
         if path.is_file():
             return path
     raise ConfigError(
-        f"{folder} holds no {' or '.join(names)}; give a folder that train, compare or study wrote"
+        f"{folder} holds no results.json or result.json; give a folder that train, compare or study wrote"
     )
 
 

@@ -16,16 +16,19 @@ from signvote.report.finals import BASELINE, table
 from signvote.report.markdown import markdown
 from signvote.report.plot import figure
 from signvote.report.webpage import page
-from signvote.results import Results, current, to_csv
+from signvote.results import Results, current, results_file, to_csv
 from signvote.results import write as write_results
 
 __all__ = ["figure", "markdown", "page", "table", "write"]
 
 
 def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
-    """results.json, .csv and .md, figure.png, figure.svg and report.html into a folder that exists."""
+    """Write results.json, .csv and .md, figure.png, figure.svg and report.html into a folder that exists.
+
+    A folder that holds results.json.gz keeps that form.
+    """
     results = current(results)
-    write_results(out / "results.json", results)
+    write_results(results_file(out), results)
     write_atomically(out / "results.csv", to_csv(results).encode())
     write_atomically(out / "results.md", markdown(results).encode())
     figure(results, out / "figure.png")

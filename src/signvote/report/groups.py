@@ -17,7 +17,17 @@ Config = dict[str, Any]
 Run = dict[str, Any]
 
 FLOAT32_BYTES = 4
-RUN_KEYS = ("config", "status", "coordinates", "evaluations")
+RUN_KEYS = (
+    "config",
+    "status",
+    "coordinates",
+    "evaluations",
+    "machine",
+    "seconds",
+    "voters",
+    "bytes_up",
+    "bytes_down",
+)
 CONFIG_KEYS = ("task", "rule", "batch_sizes", "seed")
 SOURCES = {  # metric -> where a run keeps it
     "accuracy": ("evaluations", "accuracy"),

@@ -97,7 +97,7 @@ def _says(weights: list[float | None]) -> list[float]:
 
 def _last(trust: dict[str, Any], i: int) -> float | None:
     """The last share known: a worker that missed a round has none there."""
-    known = [number(row[i]) for row in trust.get("crossover", ()) if row[i] is not None]
+    known = [number(row[i]) for row in trust.get("overruled", ()) if row[i] is not None]
     return known[-1] if known else None
 
 
