@@ -17,7 +17,18 @@ from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
 from signvote.report.groups import groups
-from signvote.results import COMPRESSED, FORMAT, NAME, current, pack, read, unpack, write
+from signvote.results import (
+    COMPRESSED,
+    FORMAT,
+    NAME,
+    current,
+    identity,
+    identity_of,
+    pack,
+    read,
+    unpack,
+    write,
+)
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
 from signvote.sim.study import read_study
@@ -25,7 +36,9 @@ from tests.test_package import command
 from tests.test_report import made_up_run, results_of
 from tests.test_sim import small
 
-PAPER = Path(__file__).parent.parent / "paper"
+ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "paper"
+COMMITTED = sorted([*PAPER.glob("*.toml"), *ROOT.glob("studies/*.toml")])
 TINY = """
 task = "mnist-10k"
 model = "mlp"
@@ -258,6 +271,17 @@ def test_a_results_file_that_is_none(tmp_path: Path, text: str, why: str) -> Non
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigError, match=rf"results.json.*{why}.*; choose another --out, or remove it"):
         compare([small()], tmp_path)
+
+
+# ---- committed studies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_study_holds_every_run_of_its_file(path: Path) -> None:
+    results = read(path.with_suffix("") / COMPRESSED)
+    done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
+    assert {identity(config) for config in read_study(path).values()} <= done
+    assert f"signvote study {path.relative_to(ROOT)}" in results["command"]
 
 
 # ---- the paper -----------------------------------------------------------------------------------
