@@ -1,1 +1,1 @@
-"""The paper's results, run again: a study per figure, one that explains a figure, and the claims."""
+"""The paper's results, run again: a study per figure, and what came of each claim."""

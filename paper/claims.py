@@ -1,4 +1,4 @@
-"""What the runs of a study show about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json.gz`.
+"""What the runs of a study say about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json.gz`.
 
 (a) weighted voting beats plain voting where batch sizes differ      yes: ahead in every seed of modes 2 to 4
 (b) the more they differ, the larger the lead                        yes: the mean lead grows from mode 2 to 4
@@ -92,27 +92,14 @@ def verdicts(found: list[Lead]) -> dict[str, str]:
     """Claims (a), (b) and (c), each answered with yes, no, in some modes, or that it was not tried."""
     unequal = [lead for lead in found if lead.mode > 1]
     equal = [lead for lead in found if lead.mode == 1]
-    answers = dict.fromkeys("abc", "not tried")
-    if unequal:
-        answers["a"] = _ahead(unequal)
-    if len(unequal) > 1:
-        grows = all(a.mean < b.mean for a, b in pairwise(unequal))
-        answers["b"] = _answer(grows)
-    if equal:
-        answers["c"] = _answer(equal[0].is_none)
-    return answers
-
-
-def _answer(seen: bool) -> str:
-    return "yes" if seen else "no"
-
-
-def _ahead(unequal: list[Lead]) -> str:
-    """Claim (a): ahead in every mode, in some, or in none."""
     ahead = [f"mode {lead.mode}" for lead in unequal if lead.is_ahead]
-    if ahead and len(ahead) < len(unequal):
-        return f"only in {', '.join(ahead)}"
-    return _answer(bool(ahead))
+    grows = all(a.mean < b.mean for a, b in pairwise(unequal))
+    return {
+        "a": "not tried" if not unequal else "yes" if len(ahead) == len(unequal) else
+             f"only in {', '.join(ahead)}" if ahead else "no",
+        "b": "not tried" if len(unequal) < 2 else "yes" if grows else "no",
+        "c": "not tried" if not equal else "yes" if equal[0].is_none else "no",
+    }  # fmt: skip
 
 
 def _compared(members: list[Group], panel: str) -> str:
@@ -143,8 +130,7 @@ def _bytes(found: list[Group]) -> str:
     """(d): bytes of a vote up and of the decision down; one line for all modes that sent the same."""
     same: dict[tuple[str, ...], list[str]] = {}
     for group in found:
-        up = group.bytes_per_worker("bytes_up")
-        down = group.bytes_per_worker("bytes_down")
+        up, down = group.bytes_per_worker("bytes_up"), group.bytes_per_worker("bytes_down")
         plain = group.float32_bytes()
         if up and down:
             sizes = (f"{up:,.0f}", f"{down:,.0f}", f"{plain:,}", f"{plain / up:.2f}", f"{plain / down:.2f}")
@@ -169,7 +155,7 @@ def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
 def main() -> None:
     """Print the report of a results file."""
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m paper.claims RESULTS")
+        sys.exit("usage: python -m paper.claims RESULTS.json")
     sys.stdout.write(report(read(sys.argv[1])))
 
 

@@ -1,7 +1,7 @@
-"""The tables of docs/rules.md and docs/security.md, from results: `python -m studies.tables STUDY RESULTS`.
+"""The tables of docs/rules.md and docs/security.md, from results: `python -m studies.tables STUDY RESULTS.json`.
 
-STUDY is attacks, labels, options or rules. Only finished runs count. A cell is the mean of its seeds and, if there
-are several, their spread.
+STUDY says which: attacks, labels, options or rules. Only finished runs count; a cell is the mean of its
+seeds and, if there are several, their spread.
 """
 
 from __future__ import annotations
@@ -100,14 +100,13 @@ def _where(run: Run) -> str:
 
 
 def targets(runs: list[Run]) -> str:
-    """The targets for `robust`, and the measured values."""
+    """What `robust` should reach, and what it did."""
 
     def accuracy(attack: str | None, mode: int | None = 1, rule: str = "robust") -> list[float]:
         wanted = {"attack": attack, "mode": mode, "rule": rule, "evaluate_every": 100}
         return [last(r) for r in runs if wanted.items() <= r["config"].items()]
 
-    clean = accuracy(None)
-    alone = accuracy(None, None)
+    clean, alone = accuracy(None), accuracy(None, None)
     lines: list[list[object]] = []
     for attack, allowed, beside, name in (
         ("invert:7", 0.5, clean, "clean"), ("anti:5", 2.0, clean, "clean"), ("alie:3", 3.0, clean, "clean"),
@@ -118,8 +117,7 @@ def targets(runs: list[Run]) -> str:
             lost = fmean(beside) - fmean(found)
             lines.append([f"{attack}: at most {allowed} below {name}", f"{lost:.2f}", _said(lost <= allowed)])
     for mode in (1, 2, 3, 4):
-        pooled = accuracy(None, mode, "pooled")
-        robust = accuracy(None, mode)
+        pooled, robust = accuracy(None, mode, "pooled"), accuracy(None, mode)
         if pooled and robust:
             lost = fmean(pooled) - fmean(robust)
             what = f"mode {mode}, no attack: at most 0.3 below pooled"
@@ -142,8 +140,7 @@ def _said(reached: bool) -> str:
 
 def _rounds_in_power(run: Run, start: int = 200) -> int:
     """Rounds after the start until the three strong workers last have half of the weight."""
-    rounds = run["trust"]["round"]
-    weights = run["trust"]["weight"]
+    rounds, weights = run["trust"]["round"], run["trust"]["weight"]
     ruled = [t for t, w in zip(rounds, weights, strict=True) if t >= start and 2 * sum(w[-3:]) >= sum(w)]
     return int(max(ruled)) - start + 5 if ruled else 0
 
@@ -157,7 +154,7 @@ def _largest_share(run: Run) -> float:
 
 
 def rules(runs: list[Run]) -> str:
-    """Accuracy and sign error by recipe, rule and mode; learned weights beside sqrt(B)."""
+    """Accuracy and sign error by recipe, rule and mode; weights learnt beside sqrt(B)."""
     parts = []
     for recipe in dict.fromkeys(r["config"]["recipe"] for r in runs):
         mine = [r for r in runs if r["config"]["recipe"] == recipe]
@@ -186,8 +183,7 @@ def _has_ratio(run: Run) -> bool:
 
 
 def _ratio(run: Run) -> float:
-    sizes = run["config"]["batch_sizes"]
-    weights = run["trust"]["weight"][-1]
+    sizes, weights = run["config"]["batch_sizes"], run["trust"]["weight"][-1]
     strong = [w for w, b in zip(weights, sizes, strict=True) if b == max(sizes)]
     weak = [w for w, b in zip(weights, sizes, strict=True) if b == min(sizes)]
     return float(fmean(strong) / fmean(weak)) if fmean(weak) else math.inf
@@ -204,8 +200,7 @@ def _root(mode: int, runs: list[Run]) -> float:
 def labels(runs: list[Run]) -> str:
     """Accuracy, and that of the worst label, by rule and mode."""
     modes = sorted({r["config"]["mode"] for r in runs})
-    whole = pivot(runs, variant, setting("mode"), last)
-    worst = pivot(runs, variant, setting("mode"), _worst_label)
+    whole, worst = (pivot(runs, variant, setting("mode"), v) for v in (last, _worst_label))
     heads = ["rule", *(f"mode {m}{what}" for m in modes for what in ("", ", worst label"))]
     lines = [[rule, *(shown(t[rule].get(m, [])) for m in modes for t in (whole, worst))] for rule in whole]
     return markdown(heads, lines)
@@ -221,12 +216,9 @@ def _worst_label(run: Run) -> float:
 def options(runs: list[Run]) -> str:
     """Accuracy by option and mode, beside the bytes of a worker in the whole run, both ways."""
     modes = sorted({r["config"]["mode"] for r in runs})
-    table = pivot(runs, _changed, setting("mode"), last)
-    sent = pivot(runs, _changed, setting("mode"), _megabytes)
-    lines = []
-    for option, row in table.items():
-        megabytes = [fmean(values) for values in sent[option].values()]
-        lines.append([option, *(shown(row.get(m, [])) for m in modes), shown(megabytes[:1], 2)])
+    table, sent = (pivot(runs, _changed, setting("mode"), v) for v in (last, _megabytes))
+    lines = [[o, *(shown(row.get(m, [])) for m in modes), shown([fmean(v) for v in sent[o].values()][:1], 2)]
+             for o, row in table.items()]  # fmt: skip
     return markdown(["option", *(f"mode {m}" for m in modes), "MB a worker"], lines)
 
 
@@ -247,7 +239,7 @@ TABLES = {table.__name__: table for table in (attacks, rules, labels, options)}
 def main() -> None:
     """Print the tables of a results file."""
     if len(sys.argv) != 3 or sys.argv[1] not in TABLES:
-        sys.exit(f"usage: python -m studies.tables {{{','.join(TABLES)}}} RESULTS")
+        sys.exit(f"usage: python -m studies.tables {{{','.join(TABLES)}}} RESULTS.json")
     runs = [r for r in read(sys.argv[2])["runs"] if r["status"] == "done"]
     sys.stdout.write(TABLES[sys.argv[1]](runs) + "\n")
 

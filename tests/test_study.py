@@ -352,7 +352,7 @@ def test_the_claims_are_a_command(tmp_path: Path) -> None:
     assert "Lead of pooled over majority in points" in run.stdout
     wrong = subprocess.run(line, capture_output=True, text=True, cwd=PAPER.parent)
     assert wrong.returncode == 1
-    assert "usage: python -m paper.claims RESULTS" in wrong.stderr
+    assert "usage: python -m paper.claims RESULTS.json" in wrong.stderr
 
 
 def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> None:
