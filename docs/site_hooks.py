@@ -27,6 +27,7 @@ PAGES = {  # path in the site -> path in the repository
     "CHANGELOG.md": "CHANGELOG.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "paper/README.md": "paper/README.md",
+    "studies/README.md": "studies/README.md",
 }
 SOURCE = "source/"  # folder of the pages that show a source
 LANGUAGES = {".py": "python", ".toml": "toml", ".md": "markdown"}

@@ -1,8 +1,8 @@
 """Reading results with pandas: who is best, by how much, and at what cost in bytes.
 
     python examples/read_results.py                                  # the paper's MNIST figure, as reproduced here
-    python examples/read_results.py runs/demo/results.json           # what `make demo` left
-    python examples/read_results.py runs/demo/results.json --reach 0.9
+    python examples/read_results.py runs/demo                        # what `make demo` left
+    python examples/read_results.py runs/demo --reach 0.9
 
 `results.json` has everything of every run. `results.csv` beside it has a row per evaluation, for spreadsheets:
 `pandas.read_csv` gives the same table as `table` below.
@@ -35,11 +35,12 @@ def table(path: Path) -> pd.DataFrame:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("path", type=Path, nargs="?", default=ROOT / "paper" / "fig1-mnist" / "results.json")
+    parser.add_argument("path", type=Path, nargs="?", default=ROOT / "paper" / "fig1-mnist")
     parser.add_argument("--baseline", default="majority")
     parser.add_argument("--reach", type=float, default=0.95, help="an accuracy, 0 to 1")
     options = parser.parse_args()
-    rows = table(options.path)
+    path = results.results_file(options.path) if options.path.is_dir() else options.path
+    rows = table(path)
     scene = [name for name in SCENE if rows[name].nunique() > 1]  # what else differs between runs
     done = rows.loc[rows.groupby([*scene, "rule", "batches", "seed"])["round"].idxmax()]  # a row per run
 

@@ -1,4 +1,4 @@
-"""What the runs of a study show about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json`.
+"""What the runs of a study show about the paper's claims: `python -m paper.claims paper/fig1-mnist/results.json.gz`.
 
 (a) weighted voting beats plain voting if batch sizes differ      yes: ahead in every seed of modes 2 to 4
 (b) the more they differ, the larger the lead                     yes: the mean lead grows from mode 2 to 4

@@ -19,7 +19,8 @@ import pytest
 from signvote.cli import parse
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "paper" / "README.md"])
+STUDIES = [ROOT / "paper" / "README.md", ROOT / "studies" / "README.md"]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *STUDIES])
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s:#]*)(#[^)\s]+)?\)")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -72,7 +73,7 @@ def test_commands_are_understood(page: Path) -> None:
 
 @each_page
 def test_modules_to_run_are_there(page: Path) -> None:
-    for name in re.findall(r"python -m ((?:benchmarks|paper)\.\w+)", page.read_text()):
+    for name in re.findall(r"python -m ((?:benchmarks|paper|studies)\.\w+)", page.read_text()):
         assert (ROOT / name.replace(".", "/")).with_suffix(".py").exists(), name
 
 
@@ -139,7 +140,14 @@ def test_the_site_builds_without_a_warning_and_is_whole(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert "WARNING" not in run.stderr, run.stderr
     pages = {path: Html(path) for path in tmp_path.rglob("*.html") if path.name != "404.html"}
-    for uri in ("readme", "CHANGELOG", "CONTRIBUTING", "paper/index", "source/examples/ddp_mnist.py"):
+    for uri in (
+        "readme",
+        "CHANGELOG",
+        "CONTRIBUTING",
+        "paper/index",
+        "studies/index",
+        "source/examples/ddp_mnist.py",
+    ):
         assert tmp_path / f"{uri}.html" in pages
     for source in ROOT.glob("docs/**/*.md"):
         assert (tmp_path / source.relative_to(ROOT / "docs")).with_suffix(".html") in pages

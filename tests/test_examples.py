@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import signvote
-from signvote import Layout
+from signvote import Layout, results
 from signvote.core.trust import Evidence
 from signvote.core.vote import Voters
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json"
+FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json.gz"
 ELSEWHERE = {"ddp_mnist.py"}  # under torchrun, by tests/test_ddp_faults.py
 
 
@@ -124,7 +124,7 @@ def test_attack_study(example: Example, tmp_path: Path) -> None:
 
 def test_read_results(example: Example) -> None:
     out = example("read_results.py")
-    runs = json.loads(FIGURE.read_text())["runs"]
+    runs = results.read(FIGURE)["runs"]
     last = {
         (c["rule"], c["recipe"], c["mode"], c["seed"]): run["evaluations"]["accuracy"][-1]
         for run in runs

@@ -50,7 +50,7 @@ def test_what_is_no_condition_of_a_lead(rule: str, settings: dict[str, Any]) -> 
 
 def test_leads_of_a_study_that_varies_step_and_zeros() -> None:
     """In each row pooled is paired with the majority of its own step and zeros."""
-    rows = table(read(ROOT / "paper" / "why-mnist" / "results.json"))
+    rows = table(read(ROOT / "paper" / "why-mnist" / "results.json.gz"))
     found = {row["detail"]: row for row in rows if row["batches"] == "mode 4" and row["rule"] == "pooled"}
     assert {detail: round(100 * row["lead"], 1) for detail, row in found.items()} == {
         "step 0.0001, zeros abstain": 36.1,

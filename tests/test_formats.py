@@ -1,13 +1,14 @@
-"""What an earlier signvote wrote is read; what a later one wrote is refused. tests/golden holds real files.
+"""Stored files: every format with an upgrade step is read, any other is refused; compressed results.
 
-`1-early` and `1-late` were written by the simulator before and after rules could own ranges of coordinates,
-both as format 1; `2` is today's. When a format changes, its files stay and a new folder joins them:
+tests/golden has a folder for each format of results that signvote reads, named by its number, with files that the
+simulator wrote. When a format changes, its folder stays and a new one joins it:
 `python -m tests.test_formats tests/golden/NUMBER` writes it.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import shutil
@@ -20,8 +21,11 @@ import torch
 
 from signvote import Layout, Server, StateError, Worker, checkpoint
 from signvote.engines.flower import SignVote
+from signvote.formats import upgraded
 from signvote.report import page, table
-from signvote.results import FORMAT, merged, read, results_of, to_csv
+from signvote.report import write as write_report
+from signvote.results import COMPRESSED, FORMAT, NAME, files, merged, read, results_file, results_of, to_csv
+from signvote.results import write as write_results
 from signvote.sim import Config, Run, train
 from signvote.tasks import Data, Task
 from tests.test_report import made_up_run
@@ -90,19 +94,36 @@ def test_results_are_shown(folder: Path) -> None:
 
 
 def test_every_format_has_its_files() -> None:
-    assert {folder.name[0] for folder in FOLDERS} == {str(n + 1) for n in range(FORMAT)}
+    newest = FOLDERS[-1].name
+    assert newest == str(FORMAT)
+    assert read(GOLDEN / newest / "results.json") == json.loads(
+        (GOLDEN / newest / "results.json").read_text()
+    )
 
 
-def test_of_a_later_signvote() -> None:
+def test_formats_without_a_step_are_refused() -> None:
+    steps = {2: lambda stored: {"b": stored["a"]}, 3: lambda stored: {"c": stored["b"]}}
+    assert upgraded({"version": 2, "a": 7}, "it", 4, steps) == {"version": 4, "c": 7}
+    assert upgraded({"version": 4, "c": 7}, "it", 4, steps) == {"version": 4, "c": 7}
+    message = "it: format 1 is an earlier signvote's; this one reads from 2 on: run it again, or install the earlier"
+    with pytest.raises(StateError, match=message):
+        upgraded({"version": 1, "a": 7}, "it", 4, steps)
+
+
+def test_of_another_signvote() -> None:
     """One sentence: what it is, what this one reads, what to do."""
     later = "format 9 is a later signvote's; this one reads up to {}: install a later one"
+    earlier = "format {} is an earlier signvote's; this one reads from {} on: run it again"
     run = Run(config("pooled"), toy())
     layout = Layout([("w", (3,))])
     worker, server = Worker({"w": torch.zeros(3)}, worker_id=0), Server(layout)
-    for kept, newest in ((run, 2), (worker, 1), (server, 2), (SignVote(layout), 1)):
-        state = kept.state_dict() | {"version": 9}
+    for kept, newest in ((run, 3), (worker, 1), (server, 2), (SignVote(layout), 1)):
+        state = kept.state_dict()
         with pytest.raises(StateError, match=later.format(newest)):
-            kept.load_state_dict(state)
+            kept.load_state_dict(state | {"version": 9})
+        if newest > 1:
+            with pytest.raises(StateError, match=earlier.format(newest - 1, newest)):
+                kept.load_state_dict(state | {"version": newest - 1})
     with pytest.raises(StateError, match="kind 'server'; wanted 'run'"):
         run.load_state_dict(server.state_dict())
     with pytest.raises(StateError, match="version is None, which signvote never wrote"):
@@ -112,6 +133,65 @@ def test_of_a_later_signvote() -> None:
 def test_a_single_run_is_read_too(tmp_path: Path) -> None:
     result = train(config("pooled"), toy(), tmp_path)
     assert read(tmp_path / "result.json")["runs"] == [json.loads(json.dumps(result))]
+
+
+# ---- compressed ----------------------------------------------------------------------------------
+
+
+def test_compressed_results_are_the_same_results_and_the_same_bytes(tmp_path: Path) -> None:
+    results = results_of([made_up_run(seed=s) for s in range(9)], "signvote compare")
+    plain, compressed = tmp_path / NAME, tmp_path / COMPRESSED
+    write_results(plain, results)
+    write_results(compressed, results)
+    assert read(compressed) == read(plain)
+    assert compressed.stat().st_size < plain.stat().st_size / 3
+    first = compressed.read_bytes()
+    write_results(compressed, results)
+    assert compressed.read_bytes() == first
+    renamed = compressed.rename(tmp_path / "mine.json")
+    assert read(renamed) == read(plain), "known by its first bytes, not by its name"
+
+
+def test_a_folder_that_holds_a_compressed_file_keeps_that_form(tmp_path: Path) -> None:
+    assert results_file(tmp_path) == tmp_path / NAME
+    results = results_of([made_up_run()], "signvote compare")
+    write_results(tmp_path / COMPRESSED, results)
+    assert results_file(tmp_path) == tmp_path / COMPRESSED
+    write_report(results_of([made_up_run(), made_up_run(seed=1)]), tmp_path)
+    assert len(read(tmp_path / COMPRESSED)["runs"]) == 2
+    assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "trailing", "header", "not JSON", "not UTF-8"])
+def test_a_damaged_compressed_file_is_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / COMPRESSED
+    write_results(path, results_of([made_up_run()]))
+    data = path.read_bytes()
+    middle = len(data) // 2
+    damaged = {
+        "cut": data[:middle],
+        "flipped": data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :],
+        "trailing": data + b"more",
+        "header": data[:2],
+        "not JSON": gzip.compress(b"{"),
+        "not UTF-8": gzip.compress(b"\xff"),
+    }
+    path.write_bytes(damaged[damage])
+    with pytest.raises(StateError, match=r"results\.json\.gz is no results file of signvote: \S"):
+        read(path)
+
+
+def test_a_small_file_cannot_ask_for_gigabytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 1000)
+    results = results_of([], "")
+    room = 1000 - len(json.dumps(results))
+    write_results(tmp_path / COMPRESSED, results_of([], "x" * room))
+    assert len(read(tmp_path / COMPRESSED)["command"]) == room
+    write_results(tmp_path / COMPRESSED, results_of([], "x" * (room + 1)))
+    with pytest.raises(
+        StateError, match=r"gz unpacks to more than 1,000 bytes; if you trust it, unpack it with gunzip"
+    ):
+        read(tmp_path / COMPRESSED)
 
 
 # ---- CSV and merging -----------------------------------------------------------------------------

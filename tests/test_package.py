@@ -46,7 +46,8 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> other folders of the repository
     "examples": set(),
     "docs": set(),
     "paper": set(),
-    "tests": {"paper"},
+    "studies": {"paper"},
+    "tests": {"paper", "studies"},
     "soak": {"tests"},
     "benchmarks": {"tests"},
 }
@@ -191,8 +192,8 @@ def test_the_report_command_loads_no_torch(tmp_path: Path) -> None:
 
 
 def test_results_become_a_report_without_torch() -> None:
-    """Of any format, from reading to the page, the figure and the table."""
-    paths = [str(ROOT / "paper" / "why-mnist" / "results.json")]
+    """Plain or compressed, from reading to the page, the figure and the table."""
+    paths = [str(ROOT / "paper" / "why-mnist" / "results.json.gz")]
     paths += [str(path) for path in sorted(ROOT.glob("tests/golden/*/results.json"))]
     code = f"import sys; sys.argv[1:] = {paths}\n{REPORT}"
     assert loaded_by(code, ("torch", "numba", "safetensors", "matplotlib")) == ["matplotlib"]

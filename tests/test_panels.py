@@ -8,21 +8,14 @@ from unittest import mock
 
 import pytest
 
-from signvote.report import figure, markdown, page, table, write
+from signvote.report import figure, markdown, page, write
 from signvote.report.experiments import experiments_of
 from signvote.report.marks import COLORS, DASHES, marks_of
 from signvote.report.measures import band
 from signvote.report.panels import Fall, apart, arranged, lowest
 from signvote.results import Result, Results, pack
-from tests.test_report import (
-    BROWSER,
-    TRY,
-    N,
-    made_up_comparison,
-    made_up_run,
-    results_of,
-    tried_in_a_browser,
-)
+from tests.test_browser import BROWSER, TRY, tried_in_a_browser
+from tests.test_report import made_up_comparison, made_up_run, results_of
 
 RULES = (("majority", "paper"), ("it-signsgd", "paper"), ("pooled", "paper"), ("pooled", "tuned"))
 
@@ -90,7 +83,7 @@ RIVALS = ("majority", "pooled", "known-batch", "agreement", "robust", "oracle", 
         [
             *((rule, "tuned") for rule in RIVALS),
             *((rule, "paper") for rule in RIVALS),
-        ],  # as in paper/rules-mnist
+        ],  # as in studies/rules-mnist
         [("majority", f"recipe-{i}") for i in range(42)],  # all dashed, if they could
         [(f"rule-{i}", "tuned") for i in range(36)] + [("oracle", f"recipe-{i}") for i in range(6)],
     ],
@@ -176,7 +169,7 @@ def test_marks_of_the_same_round_lie_side_by_side() -> None:
 def test_a_panel_for_each_mode_works_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = 'const told = (s) => [...document.querySelectorAll(s)].map((e) => e.textContent || e.getAttribute("fill"));'
     looked = f'try {{ {told} seen.falls = told("polygon.fall, .legend small");'
-    monkeypatch.setattr("tests.test_report.TRY", TRY.replace("try {", looked, 1))
+    monkeypatch.setattr("tests.test_browser.TRY", TRY.replace("try {", looked, 1))
     seen = tried_in_a_browser(the_papers_figure(), tmp_path)
     assert seen["errors"] == []
     assert (seen["curves"], seen["buttons"], seen["others"], seen["back"]) == (16, 16, 15, 16)
@@ -198,7 +191,8 @@ def test_markdown_has_a_row_for_each_rule_and_a_column_for_each_mode() -> None:
             with_accuracy(0.1, 0.95, mode=4, status="interrupted")]  # fmt: skip
     for run, size in zip(runs, (145_624, 72_812, 72_812, 70_000), strict=True):
         run |= {
-            "bytes_up": [15 * size],
+            "voters": [[15, 1]],
+            "bytes_up": [[15 * size, 1]],
             "machine": [{"from_round": 1, "device": "cuda", "precision": "tf32"}],
         }
     caption, _, *lines = markdown(results_of(*runs)).splitlines()
@@ -221,15 +215,7 @@ def test_names_cannot_break_the_markdown() -> None:
     assert "\n#" not in text
 
 
-# ---- results as newer runs write them ------------------------------------------------------------
-
-
-def test_packed_lists_count_as_plain_ones() -> None:
-    run = made_up_run(rounds=20) | {"voters": [15, 5], "bytes_up": [15 * 80, 5 * 40]}
-    short = run | {key: pack(run[key]) for key in ("voters", "bytes_up", "bytes_down")}
-    for make in (table, page, markdown):
-        assert make(results_of(run)) == make(results_of(short))
-    assert made_up_run()["coordinates"] == N
+# ---- seconds, machines, size ---------------------------------------------------------------------
 
 
 def test_of_a_total_the_rest_is_shown() -> None:
@@ -254,8 +240,8 @@ def test_a_study_of_64_runs_stays_small(tmp_path: Path) -> None:
             run = made_up_run(mode=mode, seed=seed, rounds=300, evaluate_every=10)
             trust = run["trust"]
             trust["weight"] = [[float(f"{w:.6g}") for w in row] for row in trust["weight"]] * 5
-            trust["crossover"], trust["round"] = trust["crossover"] * 5, list(range(100, 3100, 100))
-            trust["crossover"] = [[float(f"{p:.6g}") for p in row] for row in trust["crossover"]]
+            trust["round"] = list(range(100, 3100, 100))
+            trust["overruled"] = [[float(f"{p:.6g}") for p in row] for row in trust["overruled"]] * 5
             runs.append(run | {key: pack([15 * 72_812] * 3000) for key in ("bytes_up", "bytes_down")})
     write(results_of(*runs), tmp_path)
     assert (tmp_path / "results.json").stat().st_size < 1_000_000

@@ -93,7 +93,7 @@ def test_the_version_stands_in_one_place() -> None:
     )
 
 
-@pytest.mark.parametrize("folder", ["src", "tests", "examples", "benchmarks", "paper", "docs"])
+@pytest.mark.parametrize("folder", ["src", "tests", "examples", "benchmarks", "paper", "studies", "docs"])
 def test_no_file_is_too_long(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         assert len(path.read_text().splitlines()) <= LIMIT, path

@@ -112,6 +112,10 @@ def test_states_of_another_kind_run_or_zero_rule_are_refused() -> None:
         StateError, match="a server's state: format 3 is a later signvote's; this one reads up to 2"
     ):
         Server(LAYOUT, run=1).load_state_dict({**state, "version": 3})
+    with pytest.raises(
+        StateError, match="a server's state: format 1 is an earlier signvote's; this one reads from 2 on"
+    ):
+        Server(LAYOUT, run=1).load_state_dict({**state, "version": 1})
     with pytest.raises(StateError, match="rule 'pooled' cannot be loaded into rule 'majority'"):
         Server(LAYOUT, "majority", run=1).load_state_dict(state)
 

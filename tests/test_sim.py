@@ -178,7 +178,7 @@ def test_absent_workers_cost_their_votes_only(digits: Task) -> None:
     assert voters == run.history["voters"]
     assert min(voters) >= 0
     assert max(voters) <= 3
-    assert run.history["trust"]["crossover"][0][0] is None
+    assert run.history["trust"]["overruled"][0][0] is None
 
 
 def test_an_attack_is_seen_in_the_trust(digits: Task) -> None:

@@ -17,7 +17,18 @@ from paper.claims import Lead, leads, report, verdicts
 
 from signvote import ConfigError
 from signvote.report.experiments import experiments_of
-from signvote.results import current, pack, read, unpack
+from signvote.results import (
+    COMPRESSED,
+    FORMAT,
+    NAME,
+    current,
+    identity,
+    identity_of,
+    pack,
+    read,
+    unpack,
+    write,
+)
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
 from signvote.sim.study import read_study
@@ -25,7 +36,9 @@ from tests.test_package import command
 from tests.test_report import made_up_run, results_of
 from tests.test_sim import small
 
-PAPER = Path(__file__).parent.parent / "paper"
+ROOT = Path(__file__).parent.parent
+PAPER = ROOT / "paper"
+COMMITTED = sorted([*PAPER.glob("*.toml"), *ROOT.glob("studies/*.toml")])
 TINY = """
 task = "mnist-10k"
 model = "mlp"
@@ -58,7 +71,6 @@ def written(folder: Path, text: str = TINY) -> Path:
 def test_packing_loses_nothing(values: list[int]) -> None:
     packed = pack(values)
     assert unpack(packed) == values
-    assert unpack(values) == values, "older files hold plain lists"
     assert all(times > 0 for _, times in packed)
     assert all(a[0] != b[0] for a, b in pairwise(packed))
 
@@ -168,14 +180,17 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     assert {f.name for f in out.iterdir()} == {
         "figure.png", "figure.svg", "report.html", "results.csv", "results.json", "results.md", "runs",
     }  # fmt: skip
-    assert len(json.loads((out / "results.json").read_text())["runs"]) == 3
+    assert len(read(out / NAME)["runs"]) == 3
     shutil.rmtree(out / "runs")
+    write(out / COMPRESSED, read(out / NAME))  # as a committed study is kept
+    (out / NAME).unlink()
 
     assert command("study", str(path), "--jobs", "1").returncode == 0
     assert sorted(f.name for f in (out / "runs").iterdir()) == [
         "mnist-10k-majority-paper-mode1-seed0", "mnist-10k-majority-paper-mode4-seed0",
     ]  # fmt: skip
-    results = json.loads((out / "results.json").read_text())
+    assert not (out / NAME).exists()
+    results = read(out / COMPRESSED)
     assert [run["config"]["rule"] for run in results["runs"]] == [
         "majority", "pooled", "majority", "pooled", "pooled",
     ]  # fmt: skip
@@ -183,7 +198,7 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
 
     more = command("study", str(path), "--jobs", "1", "--seeds", "1", "--only", "tuned")
     assert more.returncode == 0, more.stderr
-    results = json.loads((out / "results.json").read_text())
+    results = read(out / COMPRESSED)
     assert [run["config"]["seed"] for run in results["runs"]] == [1, 0, 0, 0, 0, 0]
     assert results["command"].splitlines() == [
         f"signvote study {path}", f"signvote study {path} --seeds 1 --only tuned",
@@ -216,7 +231,8 @@ def test_a_study_that_cannot_be_run(
     assert [f.name for f in tmp_path.iterdir()] == ["tiny.toml"]
 
 
-def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [NAME, COMPRESSED])
+def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     """No process is started, no folder made; what nobody asks for stays, other settings are other runs."""
     config, other = small(), small(rounds=99)
     runs = [
@@ -224,7 +240,7 @@ def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
         for c, status in ((other, "interrupted"), (config, "done"))
     ]
     runs.append(made_up_run() | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
-    (tmp_path / "results.json").write_text(json.dumps(results_of(*runs)))
+    write(tmp_path / name, results_of(*runs))
     seen: list[tuple[int, int, float]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
     kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
@@ -242,15 +258,30 @@ def test_results_alone_say_what_is_done(tmp_path: Path) -> None:
         ("{}", "format is None, which signvote never wrote"),
         (
             '{"format": 7, "runs": []}',
-            "format 7 is a later signvote's; this one reads up to 2: install a later",
+            "format 7 is a later signvote's; this one reads up to 3: install a later",
         ),
-        ('{"format": 1, "runs": 3}', "'runs' is no list"),
+        (
+            '{"format": 2, "runs": []}',
+            "format 2 is an earlier signvote's; this one reads from 3 on: run it again",
+        ),
+        ('{"format": 3, "runs": 3}', "'runs' is no list"),
     ],
 )
 def test_a_results_file_that_is_none(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigError, match=rf"results.json.*{why}.*; choose another --out, or remove it"):
         compare([small()], tmp_path)
+
+
+# ---- committed studies ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_a_committed_study_holds_every_run_of_its_file(path: Path) -> None:
+    results = read(path.with_suffix("") / COMPRESSED)
+    done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
+    assert {identity(config) for config in read_study(path).values()} <= done
+    assert f"signvote study {path.relative_to(ROOT)}" in results["command"]
 
 
 # ---- the paper -----------------------------------------------------------------------------------
@@ -331,5 +362,5 @@ def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> 
     strange = {"task": "mnist-10k", "rule": "no rule of ours"}
     runs = [{"config": c, "status": "done"} for c in (older, strange)]
     path = tmp_path / "results.json"
-    path.write_text(json.dumps({"format": 1, "command": "", "runs": runs}))
+    path.write_text(json.dumps({"format": FORMAT, "command": "", "runs": runs}))
     assert [run["config"] for run in read(path)["runs"]] == [config, strange]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from paper import tables
+from studies import tables
 
-from signvote.results import Result
+from signvote.results import Result, results_of
 
 
 def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> Result:
@@ -82,9 +82,7 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "results.json"
-    path.write_text(
-        json.dumps({"format": 1, "runs": [run("majority", 0.8), run() | {"status": "interrupted"}]})
-    )
+    path.write_text(json.dumps(results_of([run("majority", 0.8), run() | {"status": "interrupted"}])))
     monkeypatch.setattr(sys, "argv", ["tables", "labels", str(path)])
     tables.main()
     assert "majority" in capsys.readouterr().out

@@ -50,7 +50,7 @@ def test_a_tracker_hears_what_the_result_says(tmp_path: Path) -> None:
     assert last["voters"] == 3
     assert last["seconds"] == pytest.approx(result["seconds"]["total"], rel=0.5)
     assert trust["weight"] == pytest.approx(result["trust"]["weight"][-1], rel=1e-5)
-    assert trust["crossover"] == pytest.approx(result["trust"]["crossover"][-1], rel=1e-5)
+    assert trust["overruled"] == pytest.approx(result["trust"]["overruled"][-1], rel=1e-5)
 
 
 def test_going_on_repeats_nothing(tmp_path: Path) -> None:
@@ -69,9 +69,9 @@ def test_yardsticks_have_no_trust_and_who_was_away_is_nan(tmp_path: Path) -> Non
     assert all(trust == {} for *_, trust in heard.logs)
     away = Heard()
     train(Config(rule="pooled", absent=("0:1:2",), **common), toy(), tmp_path / "b", trackers=[away])
-    crossover = away.logs[-1][2]["crossover"]
-    assert math.isnan(crossover[0])
-    assert all(map(math.isfinite, crossover[1:]))
+    overruled = away.logs[-1][2]["overruled"]
+    assert math.isnan(overruled[0])
+    assert all(map(math.isfinite, overruled[1:]))
 
 
 def events(folder: Path) -> Any:

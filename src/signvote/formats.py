@@ -1,4 +1,8 @@
-"""Versions of stored formats: states and results of an older signvote are upgraded, those of a newer one refused."""
+"""Versions of stored formats.
+
+A state or result of an older signvote is upgraded if there is a step for each format on the way. Otherwise, and
+if a newer signvote wrote it, it is refused.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def upgraded(
         stored: a state or result in any format.
         what: its name, for error messages.
         newest: the current format.
-        upgrades: format -> function that returns the next format. A format without one needs no change.
+        upgrades: format -> function that returns the next format. A format without one is no longer read.
         key: name of the entry with the number of the format.
 
     >>> old = {"version": 1, "metres": 2}
@@ -35,8 +39,16 @@ def upgraded(
     Traceback (most recent call last):
         ...
     signvote.errors.StateError: the map: format 3 is a later signvote's; this one reads up to 2: install a later ...
+    >>> upgraded({"version": 1}, "the map", 2)
+    Traceback (most recent call last):
+        ...
+    signvote.errors.StateError: the map: format 1 is an earlier signvote's; this one reads from 2 on: run it again, ...
 
     """
+    upgrades = upgrades or {}
+    oldest = newest
+    while oldest - 1 in upgrades:
+        oldest -= 1
     found = stored.get(key)
     if not isinstance(found, int) or found < 1:
         raise StateError(f"{what}: {key} is {found!r}, which signvote never wrote")
@@ -45,10 +57,13 @@ def upgraded(
             f"{what}: format {found} is a later signvote's; this one reads up to {newest}: "
             "install a later one (pip install --upgrade signvote)"
         )
-    upgrades = upgrades or {}
+    if found < oldest:
+        raise StateError(
+            f"{what}: format {found} is an earlier signvote's; this one reads from {oldest} on: "
+            "run it again, or install the earlier one"
+        )
     for number in range(found, newest):
-        upgrade = upgrades.get(number, dict)
-        stored = upgrade(stored)
+        stored = upgrades[number](stored)
     return {**stored, key: newest}
 
 

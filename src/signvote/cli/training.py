@@ -152,8 +152,8 @@ class Compare(Where):
 class Study(Where):
     """Run all configurations that a TOML file lists: one command reproduces a published result.
 
-    Writes the same files as `compare` into --out. A run whose result is in results.json is not run again, here or
-    on another machine. Other --seeds add to them.
+    Writes the same files as `compare` into --out. A run whose result is in results.json or results.json.gz is not run
+    again, here or on another machine. Other --seeds add to them.
 
     signvote study paper/fig1-mnist.toml --device cuda --seeds 3 4
     """
@@ -199,7 +199,7 @@ class Report:
     """
 
     folders: Positional[tuple[Path, ...]]
-    """Folders that `train`, `compare` or `study` wrote, or results.json files."""
+    """Folders that `train`, `compare` or `study` wrote, or results.json files, plain or compressed."""
     out: Out = Path("runs/report")
     """Folder for the page."""
     baseline: str = "majority"
@@ -221,13 +221,13 @@ class Report:
 
 def _results_in(folder: Path) -> Path:
     """The results file of a folder, or the file itself."""
-    names = ("results.json", "result.json")
-    found = [folder, *(folder / name for name in names)]
-    for path in found:
+    from signvote.results import results_file
+
+    for path in (folder, results_file(folder), folder / "result.json"):
         if path.is_file():
             return path
     raise ConfigError(
-        f"{folder} holds no {' or '.join(names)}; give a folder that train, compare or study wrote"
+        f"{folder} holds no results.json or result.json; give a folder that train, compare or study wrote"
     )
 
 

@@ -326,8 +326,7 @@ class ItSignSGD(Rule):
         bits = torch.zeros(len(owned), workers, WORD, dtype=torch.int16)
         found = torch.zeros(len(owned), dtype=torch.bool)
         for state in states:
-            ranges = state.get("ranges", [(0, size)])
-            at = place[_words(ranges)]
+            at = place[_words(state["ranges"])]
             wanted = at >= 0
             rows = at[wanted]
             counters = state["counters"].view(torch.int16)

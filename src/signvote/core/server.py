@@ -257,9 +257,7 @@ class Server:
         If several servers owned a part of the coordinates each, give the states of all of them.
         """
         check_state(state, kind="server", run=self.run, zeros=self.zeros)
-        states = [
-            upgraded(each, "a server's state", VERSION, {1: _owning_ranges}) for each in (state, *parts)
-        ]
+        states = [upgraded(each, "a server's state", VERSION) for each in (state, *parts)]
         self._arriving = None
         self.rule.load_state_dict(*(each["rule"] for each in states))
         self.last_round = state["last_round"]
@@ -282,11 +280,3 @@ def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coi
         total = seen if total is None else total + seen
     assert total is not None  # a layout has at least one coordinate
     return total
-
-
-def _owning_ranges(state: State) -> State:
-    """From format 1, in which `it-signsgd` owned one shard; now a rule may own several ranges."""
-    rule = dict(state["rule"])
-    if "shard" in rule:
-        rule["ranges"] = [rule.pop("shard")]
-    return {**state, "rule": rule}

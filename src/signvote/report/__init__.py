@@ -21,17 +21,20 @@ from signvote.report.finals import BASELINE, table
 from signvote.report.markdown import markdown
 from signvote.report.plot import figure
 from signvote.report.webpage import page
-from signvote.results import Results, current, to_csv
+from signvote.results import Results, current, results_file, to_csv
 from signvote.results import write as write_results
 
 __all__ = ["figure", "markdown", "page", "table", "write"]
 
 
 def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
-    """Write results.json, .csv and .md, figure.png and .svg and report.html into an existing folder."""
+    """Write results.json, .csv and .md, figure.png and .svg and report.html into an existing folder.
+
+    A folder that holds results.json.gz keeps that form.
+    """
     results = current(results)
     csv = to_csv(results)
-    write_results(out / "results.json", results)
+    write_results(results_file(out), results)
     write_atomically(out / "results.csv", csv.encode())
     write_atomically(out / "results.md", markdown(results).encode())
     figure(results, out / "figure.png")

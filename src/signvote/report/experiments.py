@@ -14,7 +14,17 @@ from signvote.report.measures import Curve, curve_of, measured
 from signvote.results import Result, Results, current, unpack
 
 FLOAT32_BYTES = 4
-RESULT_KEYS = ("config", "status", "coordinates", "evaluations")
+RESULT_KEYS = (
+    "config",
+    "status",
+    "coordinates",
+    "evaluations",
+    "machine",
+    "seconds",
+    "voters",
+    "bytes_up",
+    "bytes_down",
+)
 SETTING_KEYS = ("task", "rule", "batch_sizes", "seed")
 
 

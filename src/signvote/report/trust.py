@@ -69,7 +69,7 @@ def workers_of(run: Result) -> list[WorkerTrust]:
             id=int(id),
             batch_size=int(sizes[id]),
             shares=[shares[i] for shares in by_round],
-            overruled=_last_crossover(trust, i),
+            overruled=_last_overruled(trust, i),
         )
         workers.append(worker)
     return sorted(workers, key=lambda worker: (worker.batch_size, worker.id))
@@ -121,9 +121,9 @@ def _shares(weights: Sequence[float | None]) -> list[float]:
     return [weight / total for weight in known]
 
 
-def _last_crossover(trust: dict[str, Any], i: int) -> float | None:
+def _last_overruled(trust: dict[str, Any], i: int) -> float | None:
     """The last known one of a worker: there is none for a round that it missed."""
-    by_round = [row[i] for row in trust.get("crossover", ())]
+    by_round = [row[i] for row in trust.get("overruled", ())]
     known = [number(value) for value in by_round if value is not None]
     if not known:
         return None

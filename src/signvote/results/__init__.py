@@ -1,19 +1,22 @@
 """Results of runs: this package reads, merges and writes them, without torch.
 
-files.py    results.json of this or any earlier format
+files.py    results.json, plain or compressed
 merging.py  runs of several folders as one comparison
 table.py    results.csv
 lengths.py  run-length coding of lists by round
 """
 
 from signvote.results.files import (
+    COMPRESSED,
     FORMAT,
+    NAME,
     Result,
     Results,
     current,
     identity,
     identity_of,
     read,
+    results_file,
     results_of,
     write,
 )
@@ -23,7 +26,9 @@ from signvote.results.table import COLUMNS, to_csv
 
 __all__ = [
     "COLUMNS",
+    "COMPRESSED",
     "FORMAT",
+    "NAME",
     "Result",
     "Results",
     "current",
@@ -32,6 +37,7 @@ __all__ = [
     "merged",
     "pack",
     "read",
+    "results_file",
     "results_of",
     "short",
     "to_csv",

@@ -1,12 +1,14 @@
 """Result files: `results.json` holds {"format", "command", "runs": [result, ...]}.
 
 The result of a run is a dictionary. Its lists by round are run-length coded: `[7, 7, 7, 5]` is written
-`[[7, 3], [5, 1]]` (lengths.py).
+`[[7, 3], [5, 1]]` (lengths.py). `results.json.gz` is the same file, compressed: the form of a committed study.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,17 @@ from typing import Any
 from signvote.atomic import write_atomically
 from signvote.errors import StateError
 from signvote.formats import upgraded
-from signvote.results.lengths import pack, unpack
 from signvote.settings import RECIPES, Settings, completed
 
 Result = dict[str, Any]
 Results = dict[str, Any]
 
-FORMAT = 2
-ALWAYS_THERE = ("task", "rule", "recipe", "batch_sizes", "seed")  # in a configuration of any format
+FORMAT = 3
+NAME = "results.json"
+COMPRESSED = f"{NAME}.gz"
+GZIP_MAGIC = b"\x1f\x8b"
+MOST_BYTES = 2**28  # of a compressed file when unpacked
+ALWAYS_THERE = ("task", "rule", "recipe", "batch_sizes", "seed")  # in every configuration that signvote wrote
 
 
 def results_of(runs: Iterable[Result], command: str = "") -> Results:
@@ -29,16 +34,28 @@ def results_of(runs: Iterable[Result], command: str = "") -> Results:
     return {"format": FORMAT, "command": command, "runs": list(runs)}
 
 
+def results_file(folder: Path) -> Path:
+    """Path of the results in a folder: the compressed file if there is one, otherwise the plain file."""
+    compressed = folder / COMPRESSED
+    return compressed if compressed.exists() else folder / NAME
+
+
 def write(path: Path, results: Results | Result) -> None:
-    """Write a results file, or the result of one run; the old file stays until the new one is complete."""
-    write_atomically(path, json.dumps(results).encode())
+    """Write a results file, or the result of one run. A name that ends in .gz is written compressed.
+
+    The old file stays until the new one is complete. The same results give the same bytes.
+    """
+    data = json.dumps(results).encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    write_atomically(path, data)
 
 
 def read(path: Path | str) -> Results:
-    """A results file of this or any earlier format; a single run's `result.json` as well."""
+    """Read a results file, plain or compressed, or the `result.json` of a single run."""
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except ValueError as error:
+        found = json.loads(_content(Path(path)))
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise StateError(f"{path} is no results file of signvote: {error}") from None
     if not isinstance(found, dict):
         raise StateError(f"{path} is no results file of signvote")
@@ -46,15 +63,15 @@ def read(path: Path | str) -> Results:
 
 
 def current(results: Results, what: str = "the results") -> Results:
-    """The same in today's format, whichever it was written in."""
+    """The same results in today's format, with every setting of every run."""
     written = {"format": results.get("format")}  # of a run that does not say its own
     results = upgraded(results, what, FORMAT, key="format")
     if not isinstance(results.get("runs"), list):
         raise StateError(f"{what}: 'runs' is no list; was the file edited?")
-    runs = [
-        upgraded(written | run, f"run {i} of {what}", FORMAT, {1: _said_in_full}, key="format")
-        for i, run in enumerate(results["runs"])
-    ]
+    runs = []
+    for i, run in enumerate(results["runs"]):
+        run = upgraded(written | run, f"run {i} of {what}", FORMAT, key="format")
+        runs.append(_complete(run))
     return {**results, "runs": runs}
 
 
@@ -72,34 +89,24 @@ def _text(settings: dict[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def _said_in_full(run: Result) -> Result:
-    """From format 1, in which a run could lack what was not recorded yet, and settings that did not exist."""
-    if not isinstance(run.get("config"), dict):
+def _content(path: Path) -> str:
+    """The text of a file, unpacked if it is compressed. The size is bounded: a small file may unpack to gigabytes."""
+    with path.open("rb") as file:
+        if file.read(len(GZIP_MAGIC)) != GZIP_MAGIC:
+            return path.read_text("utf-8")
+    with gzip.open(path) as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise StateError(
+            f"{path} unpacks to more than {MOST_BYTES:,} bytes; if you trust it, unpack it with gunzip first"
+        )
+    return data.decode("utf-8")
+
+
+def _complete(run: Result) -> Result:
+    """With the settings that did not exist yet when signvote wrote the run, each at its default."""
+    config = run.get("config")
+    if not isinstance(config, dict):
         return run
-    empty: Result = {
-        "versions": {},
-        "machine": [],
-        "seconds": {},
-        "trust": {},
-        "sign_error": {},
-        "accuracy_by_class": [],
-    }
-    return empty | run | _lists_by_round(run) | {"config": _complete(run["config"])}
-
-
-def _lists_by_round(run: Result) -> dict[str, list[list[int]]]:
-    """Where the voters were not recorded, every worker voted in every round."""
-    workers = len(run["config"].get("batch_sizes", ()))
-    rounds = len(unpack(run.get("bytes_up", ())))
-    found = {
-        "voters": run.get("voters", [workers] * rounds),
-        "bytes_up": run.get("bytes_up", ()),
-        "bytes_down": run.get("bytes_down", ()),
-    }
-    return {name: pack(unpack(values)) for name, values in found.items()}
-
-
-def _complete(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that did not exist yet when it was written, if signvote wrote it."""
     written = all(name in config for name in ALWAYS_THERE) and config["recipe"] in RECIPES
-    return completed(config) | config if written else config
+    return {**run, "config": completed(config) | config} if written else run

@@ -17,13 +17,12 @@ def pack(values: Iterable[int]) -> list[list[int]]:
     return [[value, sum(1 for _ in equal)] for value, equal in groupby(values)]
 
 
-def unpack(items: Iterable[int | Sequence[int]]) -> list[int]:
-    """The list that was packed; a number that is in no pair stands for itself, as in older files.
+def unpack(pairs: Iterable[Sequence[int]]) -> list[int]:
+    """The list that was packed.
 
-    >>> unpack([[7, 3], [5, 1]]), unpack([7, 7, 5])
-    ([7, 7, 7, 5], [7, 7, 5])
+    >>> unpack([[7, 3], [5, 1]])
+    [7, 7, 7, 5]
     """
-    pairs = ((item, 1) if isinstance(item, int) else item for item in items)
     return [value for value, times in pairs for _ in range(times)]
 
 

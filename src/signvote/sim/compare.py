@@ -17,7 +17,7 @@ from threading import Event, Thread
 from typing import Any
 
 from signvote.errors import ConfigError, StateError
-from signvote.results import Result, Results, identity, identity_of, read, results_of, write
+from signvote.results import Result, Results, identity, identity_of, read, results_file, results_of, write
 from signvote.settings import SETTINGS, unusual
 from signvote.sim.config import Config
 from signvote.sim.loop import interruptible, train
@@ -45,7 +45,7 @@ def compare(
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
 
     A run is done if its folder says so, or `out/results.json`, which is written whenever a run ends.
-    Runs that this file holds and nobody asks for now stay in it.
+    Runs that this file holds and nobody asks for now stay in it. If `out` holds `results.json.gz`, that is the file.
 
     Args:
         configs: the runs; each gets the folder `out/runs/NAME`.
@@ -61,7 +61,8 @@ def compare(
     """
     machine = machine or Machine()
     folders = [out / "runs" / name for name in names or map(name_of, configs)]
-    earlier = _earlier(out / "results.json")
+    path = results_file(out)
+    earlier = _earlier(path)
     known = {identity_of(run): run for run in earlier["runs"] if run["status"] == "done"}
     finished = [
         known.get(identity(config)) or done(config, folder)
@@ -74,7 +75,7 @@ def compare(
 
     def keep(i: int, result: Result | None) -> None:
         finished[i] = result
-        write(out / "results.json", _together(finished, earlier, command))
+        write(path, _together(finished, earlier, command))
 
     if todo:
         tasks = dict.fromkeys((configs[i].task, configs[i].model) for i in todo)

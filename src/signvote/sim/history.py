@@ -20,7 +20,7 @@ def empty_history() -> History:
     """The history of a run that has not begun."""
     history: History = {
         "evaluations": {"round": [], "accuracy": [], "loss": []},
-        "trust": {"round": [], "weight": [], "crossover": []},
+        "trust": {"round": [], "weight": [], "overruled": []},
         "sign_error": {"round": [], "error": []},
     }
     return history | {name: [] for name in PER_ROUND}

@@ -179,7 +179,7 @@ class Run:
         weights = server.rule.weights(everybody)
         weight = (weights.double().mean(1) / ONE).tolist()
         overruled = [server.report.disagreement.get(m) for m in workers]
-        note(self.history, "trust", round=t, weight=weight, crossover=overruled)
+        note(self.history, "trust", round=t, weight=weight, overruled=overruled)
 
     def result(self, status: str) -> dict[str, Any]:
         """What results.json holds of this run."""

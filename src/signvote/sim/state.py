@@ -9,13 +9,11 @@ from signvote.core.encoder import Memory
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
-from signvote.sim.config import Config
-from signvote.sim.phases import PHASES
 
 if TYPE_CHECKING:
     from signvote.sim.run import Run
 
-VERSION = 2
+VERSION = 3
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def state_of(run: Run) -> dict[str, Any]:
 def load_state(run: Run, state: dict[str, Any]) -> None:
     """Resume a new run from a state of the same configuration."""
     check_state(state, kind="run")
-    state = upgraded(state, "the checkpoint", VERSION, {1: _said_in_full})
+    state = upgraded(state, "the checkpoint", VERSION)
     mine = run.config.as_dict()
     its = json.loads(state["config"])
     differing = [
@@ -70,11 +68,3 @@ def load_state(run: Run, state: dict[str, Any]) -> None:
     run.encoder.memory = memories[0].map(lambda kept: kept.to(device))
     if run.server is not None:
         run.server.load_state_dict(state["server"])
-
-
-def _said_in_full(state: dict[str, Any]) -> dict[str, Any]:
-    """From format 1, in which what did not exist yet could be missing."""
-    nothing = {"decision": None, "machines": [], "residuals": [None] * len(state["averages"])}
-    config = Config.from_dict(json.loads(state["config"])).as_dict()
-    seconds = dict.fromkeys(PHASES, 0.0) | state["seconds"]
-    return nothing | state | {"config": json.dumps(config, sort_keys=True), "seconds": seconds}

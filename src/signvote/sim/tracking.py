@@ -48,7 +48,7 @@ class Tracker(Protocol):
         Args:
             round: rounds done.
             scalars: accuracy, loss, voters of the round; bytes_up, bytes_down and seconds since the start.
-            trust: a number per worker, NaN if unknown. "weight": in the next vote. "crossover": the share of the
+            trust: a number per worker, NaN if unknown. "weight": in the next vote. "overruled": the share of the
                 worker's votes that this round's decision overruled. Empty if no rule made a decision.
 
         """
@@ -160,7 +160,7 @@ class Telling:
         i = trust["round"].index(round)
         return {
             "weight": _with_nan(trust["weight"][i]),
-            "crossover": _with_nan(trust["crossover"][i]),
+            "overruled": _with_nan(trust["overruled"][i]),
         }
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/rules.md and docs/security.md, from results: `python -m paper.tables STUDY RESULTS.json`.
+"""The tables of docs/rules.md and docs/security.md, from results: `python -m studies.tables STUDY RESULTS.json`.
 
 STUDY is attacks, labels, options or rules. Only finished runs count. A cell is the mean of its seeds and, if
 there are several, their standard deviation.
@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from paper.claims import table as markdown
+
 from signvote.results import Result, read, unpack
 
 Key = Callable[[Result], Hashable | None]
@@ -383,7 +384,7 @@ TABLES = {table.__name__: table for table in (attacks, rules, labels, options)}
 def main() -> None:
     """Print the tables of a results file."""
     if len(sys.argv) != 3 or sys.argv[1] not in TABLES:
-        sys.exit(f"usage: python -m paper.tables {{{','.join(TABLES)}}} RESULTS.json")
+        sys.exit(f"usage: python -m studies.tables {{{','.join(TABLES)}}} RESULTS.json")
     _, study, path = sys.argv
     runs = [run for run in read(path)["runs"] if run["status"] == "done"]
     text = TABLES[study](runs)
