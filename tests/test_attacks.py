@@ -252,7 +252,9 @@ def test_an_attack_together_is_the_attack_one_by_one(digits: Task, name: str, re
     config = small(name, recipe=recipe, miss=0.15, rule="known-batch" if name == "lie" else "robust")
     one, all_ = (finished(config, digits, together=way) for way in (False, True))
     assert isinstance(all_.workers, Together)
-    differing = one.gradients.x != all_.gradients.x  # sums in another order: on some CPUs a sign near zero differs
+    differing = (
+        one.gradients.x != all_.gradients.x
+    )  # sums in another order: on some CPUs a sign near zero differs
     assert differing.float().mean() < 0.01
     results = [run.result("done") for run in (one, all_)]
     for same in ("bytes_up", "bytes_down"):
