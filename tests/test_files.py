@@ -70,7 +70,12 @@ def test_the_bundled_data_is_mnists_test_set(monkeypatch: pytest.MonkeyPatch) ->
     whole = torch.cat([task.train.inputs, task.test.inputs]).squeeze(1)
     assert hashlib.md5(idx_bytes(whole)).hexdigest() == "2646ac647ad5339dbf082846283269ea"
     assert hashlib.md5(idx_bytes(labels.byte())).hexdigest() == "27ae3e4e09519cfbb04c329615203637"
-    assert (task.mean, task.deviation, task.chunk, task.augment) == ((0.1307,), (0.3081,), 64, None)
+    assert (task.mean, task.deviation, task.samples_per_pass, task.augment) == (
+        (0.1307,),
+        (0.3081,),
+        64,
+        None,
+    )
     assert sum(p.numel() for p in task.model().parameters()) == 582_026
 
 
@@ -100,7 +105,7 @@ def test_idx_files_round_trip(tmp_path: Path, name: str, packed: bool) -> None:
     for data, part in ((task.train, "train"), (task.test, "t10k")):
         assert torch.equal(data.inputs, arrays[f"{part}-images-idx3-ubyte"][:, None])
         assert torch.equal(data.labels, arrays[f"{part}-labels-idx1-ubyte"].long())
-    assert (task.name, task.chunk, task.mean) == (name, 64, (0.1307,))
+    assert (task.name, task.samples_per_pass, task.mean) == (name, 64, (0.1307,))
 
 
 def test_cifar_files_round_trip(tmp_path: Path) -> None:
@@ -110,7 +115,7 @@ def test_cifar_files_round_trip(tmp_path: Path) -> None:
     assert task.test.inputs.shape == (10_000, 3, 32, 32)
     assert torch.equal(task.train.inputs[20_000:30_000].flatten(1), records[:, 1:])
     assert torch.equal(task.test.labels, records[:, 0].long())
-    assert (task.chunk, task.augment, len(task.mean)) == (None, crop_and_flip, 3)
+    assert (task.samples_per_pass, task.augment, len(task.mean)) == (None, crop_and_flip, 3)
     assert sum(p.numel() for p in task.model().parameters()) == 853_018
     assert verify("cifar10", tmp_path) == {
         f"cifar-10-batches-bin/{n}.bin": "ok"
@@ -122,7 +127,7 @@ def test_a_model_other_than_the_tasks_own(tmp_path: Path) -> None:
     write_cifar(tmp_path / "cifar-10-batches-bin")
     task = load_task("cifar10", tmp_path, model="mlp")
     assert task.model()(task.prepare(task.train.inputs[:2])).shape == (2, 10)
-    assert task.chunk == 64
+    assert task.samples_per_pass == 64
 
 
 @pytest.mark.parametrize(

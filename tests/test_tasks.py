@@ -71,7 +71,7 @@ def test_data_that_does_not_fit_together(inputs: Tensor, labels: Tensor, text: s
         ({"deviation": ()}, "2 means and 0 deviations"),
         ({"mean": (), "deviation": ()}, "0 means and 0 deviations for inputs with 2 channels"),
         ({"deviation": (1.0, 0.0)}, r"deviation is \(1.0, 0.0\); every one must be above 0"),
-        ({"chunk": 0}, "chunk is 0; it must be 1 or more, or None"),
+        ({"samples_per_pass": 0}, "samples_per_pass is 0; it must be 1 or more, or None"),
         (
             {"test": Data(inputs=images(7, 2, 5, 4), labels=LABELS)},
             r"training input has shape \(2, 4, 4\), a test input \(2, 5, 4\)",

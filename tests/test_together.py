@@ -346,3 +346,20 @@ def test_a_machine_leaves_torch_as_it_was() -> None:
         assert (torch.get_num_threads(), torch.backends.cudnn.deterministic) == (1, True)
     after = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
     assert before == after
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+@pytest.mark.parametrize(
+    "sending", [{"feedback": True}, {"top": 0.1}, {"top": 0.02, "feedback": True}], ids=str
+)
+def test_top_and_feedback_on_the_gpu(digits: Task, sending: dict[str, Any], zeros: Zeros) -> None:
+    """Votes that stay on the device and votes as bytes: the same sizes, and signs that differ only near zero."""
+    config = small(zeros=zeros, rounds=4, **sending)
+    machines = [Machine(device="cuda", precision="float32", together=way) for way in (False, True)]
+    one, all_ = (finished(config, digits, machine) for machine in machines)
+    all_.settle()
+    assert isinstance(all_.workers, Together)
+    assert (one.gradients.x != all_.gradients.x).float().mean() < 0.02
+    for mine, its in zip(one.history["bytes_up"], all_.history["bytes_up"], strict=True):
+        assert mine == pytest.approx(its, rel=0.01)

@@ -255,8 +255,8 @@ def _threaded(work: Callable[[int, int], T], words: int) -> list[T]:
     worth = words // WORDS_PER_THREAD
     threads = max(1, min(torch.get_num_threads(), worth))
     blocks = -(-words // (threads * BLOCK))
-    step = max(1, blocks) * BLOCK
-    spans = [(lo, min(lo + step, words)) for lo in range(0, words, step)]
+    length = max(1, blocks) * BLOCK
+    spans = [(lo, min(lo + length, words)) for lo in range(0, words, length)]
     if len(spans) <= 1:
         return [work(lo, hi) for lo, hi in spans]
     with ThreadPoolExecutor(len(spans)) as pool:

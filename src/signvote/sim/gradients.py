@@ -2,7 +2,7 @@
 
 The parameters are views of one vector and their `.grad` are views of another. So nothing is copied or allocated
 again, and a decision is applied in one operation. A large batch is split into chunks if the model allows it
-(`Task.chunk`): small chunks stay in the CPU cache and are faster than one large pass. Batch norm couples the
+(`Task.samples_per_pass`): few samples stay in the CPU cache and are faster than one large pass. Batch norm couples the
 samples of a batch, so models with batch norm process each worker's batch whole, with statistics per worker.
 """
 
@@ -75,11 +75,11 @@ class Gradients:
         if relabelled:
             labels = train.wrong(labels)
         size = len(indices)
-        chunk = self.task.chunk or size
+        samples = self.task.samples_per_pass or size
         if train.inputs.is_cuda:  # has no cache to fit into
-            chunk = size
-        for start in range(0, size, chunk):
-            piece = slice(start, start + chunk)
+            samples = size
+        for start in range(0, size, samples):
+            piece = slice(start, start + samples)
             outputs = self.model(inputs[piece])
             share = len(outputs) / size
             loss = self.task.loss(outputs, labels[piece])

@@ -172,7 +172,8 @@ class OneByOne(Workers):
         bytes_down = len(message) * len(ballots)
         self._sent = (bytes_up, bytes_down)
         decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
-        return decision.planes()
+        device = self.gradients.x.device
+        return decision.planes().map(lambda plane: plane.to(device))
 
     def _ballot(self, t: int, votes: Votes, row: int) -> bytes:
         """The message of one voter; an attacker may declare another batch size."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from signvote.names import check_name
 from signvote.tasks.augment import Augment, crop_and_flip
 from signvote.tasks.files import data_folder, read_bundled, read_cifar10, read_mnist
-from signvote.tasks.models import CHUNKS, CIFAR_SHAPE, MNIST_SHAPE, Shape, model_for
+from signvote.tasks.models import CIFAR_SHAPE, MNIST_SHAPE, SAMPLES_PER_PASS, Shape, model_for
 from signvote.tasks.task import Data, Task
 
 
@@ -71,5 +71,5 @@ def load_task(name: str, data_dir: Path | None = None, model: str | None = None)
         mean=spec.mean,
         deviation=spec.deviation,
         augment=spec.augment,
-        chunk=CHUNKS.get(model),
+        samples_per_pass=SAMPLES_PER_PASS.get(model),
     )

@@ -151,7 +151,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp,
 }
 IMAGES = {"mnist-cnn": MNIST_SHAPE, "resnet20": CIFAR_SHAPE, "resnet56": CIFAR_SHAPE}  # mlp: any
-CHUNKS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with batch norm need whole batches
+SAMPLES_PER_PASS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with batch norm need whole batches
 
 
 def model_for(name: str, shape: Shape) -> Callable[[], nn.Module]:

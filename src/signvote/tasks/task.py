@@ -63,11 +63,14 @@ class Task:
     mean: tuple[float, ...] = ()  # per channel of uint8 images scaled to 0..1; (): inputs stay as they are
     deviation: tuple[float, ...] = ()
     augment: Augment | None = None  # of uint8 images, in training only
-    chunk: int | None = None  # the most samples per pass; None: a batch must not be split
+    samples_per_pass: int | None = None  # at most; None: a batch must not be split
 
     def __post_init__(self) -> None:
-        if self.chunk is not None and self.chunk < 1:
-            raise ConfigError(f"chunk is {self.chunk}; it must be 1 or more, or None to never split a batch")
+        samples = self.samples_per_pass
+        if samples is not None and samples < 1:
+            raise ConfigError(
+                f"samples_per_pass is {samples}; it must be 1 or more, or None to never split a batch"
+            )
         train = tuple(self.train.inputs.shape[1:])
         test = tuple(self.test.inputs.shape[1:])
         if train != test:

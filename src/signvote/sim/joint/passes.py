@@ -175,12 +175,12 @@ class Evaluation:
     @torch.no_grad()
     def _forward(self) -> None:
         test = self.task.test
-        step = self.batch * max(1, TEST_SAMPLES // self.batch)
+        samples = self.batch * max(1, TEST_SAMPLES // self.batch)
         training_parts = self.crew.parts
         self.totals.zero_()
         try:
-            for start in range(0, len(test), step):
-                end = start + step
+            for start in range(0, len(test), samples):
+                end = start + samples
                 self._add(test.inputs[start:end], test.labels[start:end])
         finally:
             self.crew.parts = training_parts
