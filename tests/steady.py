@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,10 +36,12 @@ def main() -> None:
         subprocess.run(
             ["make", "--quiet", "lint"], cwd=clone, check=True, capture_output=True
         )  # installs, too
-        with busy(os.cpu_count() or 1 if options.busy else 0):
+        cores = os.cpu_count() or 1
+        with busy(cores if options.busy else 0):
             for number in range(1, options.runs + 1):
                 passed += once(clone, number)
     print(f"{passed} of {options.runs} passed")
+    sys.exit(passed < options.runs)
 
 
 def once(clone: Path, number: int) -> bool:
