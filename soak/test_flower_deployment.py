@@ -63,7 +63,7 @@ def test_a_deployment_trains_through_failures_and_resumes(tmp_path: Path) -> Non
 
     assert re.search(r"round 1: refused node \d+ \(worker \d\): magic: not a ballot", first)
     assert "round 1: 2 voted, 1 refused, 0 abstained, 0 silent" in first
-    assert f"goes on after round 1 of {saved}" in second
+    assert f"continues after round 1 of {saved}" in second
     assert "late: ballot for round 1; this is round 2" in second
     assert "layout: ballot for layout" in second
     killed = int(
