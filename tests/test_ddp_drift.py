@@ -37,7 +37,7 @@ def test_one_changed_bit_changes_the_digest(
     assert before == digest([tensor.clone() for tensor in tensors])
     raw = torch.cat(tensors).view(torch.int16)
     raw[where % len(raw)] ^= torch.tensor(1 << bit).to(torch.int16)
-    changed = raw.view(dtype).split(sizes)
+    changed = torch.split(raw.view(dtype), sizes)
     assert digest(changed) != before
 
 

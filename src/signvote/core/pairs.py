@@ -286,6 +286,8 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     There is no verdict if no eigenvalue exceeds the noise, if fewer than three units are left, or if the
     believable workers are no majority: then a few may be misleading many.
     """
+    if not differ.numel():
+        return None
     d, n = _with_whole(differ, common)
     met = n > 0
     c = torch.where(met, correlation(d, n), 0.0)

@@ -48,9 +48,9 @@ def _sum_of_bits(tensor: Tensor) -> Tensor:
     factors = _factors(length, flat.device)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for start in range(0, len(bits), length):
-        part = bits[start : start + length].long()
-        part *= factors[: len(part)]
-        total = total * ODD + part.sum()
+        part = bits[start : start + length]
+        products = part.long() * factors[: len(part)]
+        total = total * ODD + products.sum()
     return total
 
 

@@ -197,8 +197,9 @@ def _coordinates(name: str, shape: tuple[int, ...], groups: Ranges, shares: Shar
 
 def _bytes_for(bounds: Array) -> Array:
     """The fewest bytes that hold numbers up to these; none for 0."""
-    limits = [256**k for k in range(BYTES - 1)]
-    return sum((bounds >= limit).astype(np.int64) for limit in limits)  # type: ignore[return-value]
+    limits = 256 ** np.arange(BYTES - 1)
+    width: Array = (bounds[..., None] >= limits).sum(-1)
+    return width
 
 
 def _places(widths: Array) -> Places:

@@ -94,7 +94,7 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def described(value: object, depth: int = 6) -> str:
+def described(value: object, depth: int = 12) -> str:
     """The numbers, texts and flags that make up an object, such as a rule: equal options give equal texts.
 
     >>> from signvote.core.rules import make_rule
