@@ -28,7 +28,7 @@ INTEGERS = {
     8: torch.int64,
 }  # by bytes of the float they overlay
 ODD = signed(0x9E3779B97F4A7C15)
-SLICE = {"cpu": 2**14}  # coordinates summed at once: as many as a cache holds
+SLICE = {"cpu": 2**15}  # coordinates summed at once: as many as a cache holds
 LARGE_SLICE = 2**20  # on other devices
 
 
