@@ -109,7 +109,7 @@ class VoteState:
         chunk: int = CHUNK,
         group: dist.ProcessGroup | None = None,
         encoding: Encoding | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         check_model(model)
         if encoding is None:
@@ -223,7 +223,7 @@ class VoteState:
         statuses = self._exchange_status(finite, self.stopwatch.worked(since))
         voters = [rank for rank in self.handshake.by_worker if statuses[rank].finite]
         evidence = vote_in_chunks(
-            self.server.rule_for(len(voters)),
+            self.server.rule,
             self._pieces(voters, statuses),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
