@@ -235,23 +235,18 @@ def long_run(stage: Stage) -> Episode:
 
 
 def come_and_go(rule: str, seed: int, seconds: float, samples: Any) -> None:
-    """Rounds with six voters each; every tenth round one leaves for good and a new one comes."""
-    model = wire.fresh()
-    server = Server(Layout.of(model), rule, run=seed)
-    voters = {m: Worker(wire.fresh(), m, run=seed) for m in range(6)}
+    """Six of sixty workers vote; every tenth round one leaves, and the next one joins or returns."""
+    server = Server(Layout.of(wire.fresh()), rule, run=seed)
+    workers = [Worker(wire.fresh(), m, run=seed) for m in range(60)]
+    for m, worker in enumerate(workers):
+        for parameter in worker.parameters.values():
+            parameter.grad = parameter.detach() + 0.01 * (m + 1)
     end = time.monotonic() + seconds
     t = 0
     while time.monotonic() < end:
         t += 1
-        if t % 10 == 0:
-            newcomer = 6 + t // 10
-            del voters[min(voters)]
-            voters[newcomer] = Worker(wire.fresh(), newcomer, run=seed)
-        ballots = {}
-        for m, voter in voters.items():
-            for parameter in voter.parameters.values():
-                parameter.grad = parameter.detach() + 0.01 * (m + 1)
-            ballots[m] = voter.ballot(t)
-        server.decide(t, ballots)
+        first = t // 10
+        voters = [workers[m % len(workers)] for m in range(first, first + 6)]
+        server.decide(t, {voter.worker_id: voter.ballot(t) for voter in voters})
         if t % 100 == 0:
             samples.put((t, memory.resident()))
