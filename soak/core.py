@@ -17,7 +17,7 @@ from tests.test_ballot import check_mutated_ballots
 
 from signvote import Layout, Server, StateError, Worker, checkpoint
 from soak import memory, wire
-from soak.damage import damaged
+from soak.damage import damaged, rewrite
 from soak.disks import small_disk
 from soak.driver import Episode, Stage
 from soak.links import relay_to
@@ -154,9 +154,9 @@ def damaged_checkpoints(stage: Stage) -> Episode:
     good = path.read_bytes()
     faults, survived = 200, 0
     for _ in range(faults):
-        path.write_bytes(damaged(good, stage.chance))
+        rewrite(path, damaged(good, stage.chance))
         survived += is_refused(path, lambda: loaded(rule, path), state)
-    path.write_bytes(good)
+    rewrite(path, good)
     assert equal(loaded(rule, path), state)
     return Episode(injected=faults, survived=survived)
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+
+
+def rewrite(path: Path, data: bytes) -> None:
+    """A new file under the old name: tensors that were loaded before may lie in the old one."""
+    path.unlink()
+    path.write_bytes(data)
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:

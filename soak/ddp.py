@@ -22,7 +22,7 @@ from signvote import StateError
 from signvote.engines.ddp import load, process_group, save
 from signvote.errors import EngineError
 from soak import memory
-from soak.damage import damaged
+from soak.damage import damaged, rewrite
 from soak.disks import Disk, small_disk
 from soak.driver import Episode, Stage
 from soak.links import namespace
@@ -123,7 +123,7 @@ def stop_now_and_then(stage: Stage, folder: Path, faults: list[float], end: thre
 
 def stops(stage: Stage) -> Episode:
     """Ranks are stopped for less than the timeout: nothing happens but waiting."""
-    rounds, folder = 60, stage.folder / "saved"
+    rounds, folder = 30, stage.folder / "saved"
     faults: list[float] = []
     end = threading.Event()
     stopping = threading.Thread(target=stop_now_and_then, args=(stage, folder, faults, end))
@@ -243,7 +243,7 @@ def damage_is_noticed(folder: Path, trainer: Trainer, chance: random.Random) -> 
     """Damage one file for as long as loading takes."""
     path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     good = path.read_bytes()
-    path.write_bytes(damaged(good, chance))
+    rewrite(path, damaged(good, chance))
     try:
         load(folder, trainer.state)
     except StateError as error:
@@ -252,7 +252,7 @@ def damage_is_noticed(folder: Path, trainer: Trainer, chance: random.Random) -> 
         print(f"{path.name}, damaged: {error!r}")
         return False
     finally:
-        path.write_bytes(good)
+        rewrite(path, good)
     print(f"{path.name}, damaged, was loaded")
     return False
 

@@ -25,7 +25,7 @@ from signvote.engines.flower.records import BALLOT, to_array
 from signvote.sim import train
 from soak import memory
 from soak.core import is_refused
-from soak.damage import damaged
+from soak.damage import damaged, rewrite
 from soak.driver import Episode, Stage
 from soak.links import Relay, relay_to
 from soak.processes import kill, start, stop_for
@@ -205,9 +205,9 @@ def damaged_checkpoints(stage: Stage) -> Episode:
 
     faults, survived = 100, 0
     for _ in range(faults):
-        saved.write_bytes(damaged(good, stage.chance))
+        rewrite(saved, damaged(good, stage.chance))
         survived += is_refused(saved, load, state)
-    saved.write_bytes(good)
+    rewrite(saved, good)
     assert equal(load(), state)
     return Episode(injected=faults, survived=survived)
 

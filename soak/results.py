@@ -48,31 +48,33 @@ def check(folder: Path, seed: int, answers: Any) -> None:
     path = folder / "damaged.json"
     survived = 0
     for _ in range(FAULTS):
-        edited = json.dumps(changed(good, chance)).encode()
-        path.write_bytes(edited if chance.random() < 0.8 else damaged(edited, chance))
-        survived += is_shown_or_refused(path)
+        edited, what = changed(good, chance)
+        data = json.dumps(edited).encode()
+        path.write_bytes(data if chance.random() < 0.8 else damaged(data, chance))
+        survived += is_shown_or_refused(path, what)
     answers.put(survived)
 
 
-def changed(value: Any, chance: random.Random) -> Any:
-    """The same with one place changed, at any depth."""
+def changed(value: Any, chance: random.Random, name: str = "result") -> tuple[Any, str]:
+    """The same with one place changed, at any depth; and what was done."""
     inside: list[Any] = []
     if isinstance(value, dict):
         inside = list(value)
     elif isinstance(value, list):
         inside = list(range(len(value)))
     if not inside or chance.random() < 0.1:
-        return chance.choice(ODD)
+        odd = chance.choice(ODD)
+        return odd, f"{name} = {odd!r}"
     at = chance.choice(inside)
     new = copy.copy(value)
     if chance.random() < 0.1:
         del new[at]
-    else:
-        new[at] = changed(value[at], chance)
-    return new
+        return new, f"no {name}.{at}"
+    new[at], what = changed(value[at], chance, f"{name}.{at}")
+    return new, what
 
 
-def is_shown_or_refused(path: Path) -> bool:
+def is_shown_or_refused(path: Path, what: str) -> bool:
     """Everything that a report computes, but for the drawing."""
     from signvote.report import markdown, page, table
     from signvote.results import merged, read, to_csv
@@ -84,6 +86,6 @@ def is_shown_or_refused(path: Path) -> bool:
     except SignVoteError:
         return True
     except (Exception, MemoryError) as error:
-        print(f"{path.read_text(errors='replace')[:200]}... gives {error!r}")
+        print(f"{what[:100]} gives {error!r}", flush=True)
         return False
     return True

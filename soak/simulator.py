@@ -21,7 +21,7 @@ from signvote.sim.run import Run
 from signvote.tasks import load_task
 from soak import memory
 from soak.core import is_refused
-from soak.damage import damaged
+from soak.damage import damaged, rewrite
 from soak.disks import small_disk
 from soak.driver import Episode, Stage
 from soak.processes import stop_for
@@ -190,13 +190,13 @@ def damaged_checkpoints(stage: Stage) -> Episode:
 
         faults, survived = 41, 0
         for _ in range(faults - 1):
-            path.write_bytes(damaged(good, stage.chance))
+            rewrite(path, damaged(good, stage.chance))
             survived += is_refused(path, load, state)
-        path.write_bytes(good[: len(good) // 2])
+        rewrite(path, good[: len(good) // 2])
         code = made.start().wait(PATIENCE)
         told = made.errors.read_text()
         survived += code == 2 and told.startswith("signvote: ") and path.name in told
-        path.write_bytes(good)
+        rewrite(path, good)
         made.start()
         made.finish()
     return Episode(injected=faults, survived=survived)
