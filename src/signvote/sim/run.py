@@ -19,6 +19,7 @@ from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
 from signvote.sim.setup import Workshop, make_assignment, make_server, make_workers
 from signvote.sim.state import load_state, state_of
+from signvote.sim.warmup import warm_up
 from signvote.sim.yardsticks import AGGREGATES, float_bytes, messages
 from signvote.tasks import Task
 
@@ -57,6 +58,7 @@ class Run:
         self.machines: list[dict[str, Any]] = []  # that computed the rounds
         self.history = empty_history()
         self.last_decision: Planes | None = None  # kept for attackers
+        self._is_warm = False
 
     @property
     def gradients(self) -> Gradients:
@@ -83,6 +85,7 @@ class Run:
     def step(self) -> None:
         """Do the next round; evaluate before the first, at every `evaluate_every`-th and at the last."""
         note_machine(self.machines, self.machine, self.round + 1)
+        self._warm_up()
         with self.phases.timed("total"):
             if self.round == 0:
                 self._evaluate()
@@ -98,6 +101,12 @@ class Run:
             self.history["voters"].append(len(voters))
             if self._is_watched(t):
                 self._evaluate()
+
+    def _warm_up(self) -> None:
+        """Compile kernels before the clock of the first round starts. On a GPU they depend on sizes: not there."""
+        if not self._is_warm and not self.machine.on_gpu:
+            warm_up(self.workers.work)
+        self._is_warm = True
 
     def _is_watched(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.config.rounds
