@@ -20,7 +20,7 @@ from signvote.results.files import (
     results_of,
     write,
 )
-from signvote.results.lengths import pack, short, unpack
+from signvote.results.lengths import length, pack, short, total, unpack
 from signvote.results.merging import merged
 from signvote.results.table import COLUMNS, to_csv
 
@@ -34,6 +34,7 @@ __all__ = [
     "current",
     "identity",
     "identity_of",
+    "length",
     "merged",
     "pack",
     "read",
@@ -41,6 +42,7 @@ __all__ = [
     "results_of",
     "short",
     "to_csv",
+    "total",
     "unpack",
     "write",
 ]
