@@ -1,11 +1,14 @@
 """Results of runs: this package reads, merges and writes them, without torch.
 
 files.py    results.json, plain or compressed
+shape.py    the type and range of each entry
+adding.py   runs added to a file that other processes add to
 merging.py  runs of several folders as one comparison
 table.py    results.csv
 lengths.py  run-length coding of lists by round
 """
 
+from signvote.results.adding import add, locked
 from signvote.results.files import (
     COMPRESSED,
     FORMAT,
@@ -31,10 +34,12 @@ __all__ = [
     "NAME",
     "Result",
     "Results",
+    "add",
     "current",
     "identity",
     "identity_of",
     "length",
+    "locked",
     "merged",
     "pack",
     "read",

@@ -47,10 +47,8 @@ def fits(value: Any, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
-def check_run(run: Any, what: str) -> None:
+def check_run(run: dict[str, Any], what: str) -> None:
     """Raise a StateError that names the first entry of a run that is missing or wrong."""
-    if not isinstance(run, dict):
-        raise StateError(f"{what} is no result of signvote; was the file edited?")
     missing = [name for name in ENTRIES if name not in run and name not in OPTIONAL]
     if missing:
         raise StateError(f"{what} lacks {', '.join(missing)}; was the file edited?")
