@@ -235,11 +235,12 @@ def test_a_study_that_cannot_be_run(
 def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     """No process is started, no folder made; what nobody asks for stays, other settings are other runs."""
     config, other = small(), small(rounds=99)
+    made_up = made_up_run("majority")
     runs = [
-        made_up_run() | {"config": c.as_dict(), "rounds_done": c.rounds, "status": status}
+        made_up | {"config": c.as_dict(), "rounds_done": c.rounds, "status": status}
         for c, status in ((other, "interrupted"), (config, "done"))
     ]
-    runs.append(made_up_run() | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
+    runs.append(made_up | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
     write(tmp_path / name, results_of(*runs))
     seen: list[tuple[int, int, float]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
@@ -359,8 +360,8 @@ def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> 
     """So that the same run of another seed is shown beside them."""
     config = Config(task="mnist-10k", model="mlp", rule="pooled").as_dict()
     older = {k: v for k, v in config.items() if k not in ("decay", "feedback", "top")}
-    strange = {"task": "mnist-10k", "rule": "no rule of ours"}
-    runs = [{"config": c, "status": "done"} for c in (older, strange)]
+    strange = {"task": "mnist-10k", "rule": "no rule of ours", "batch_sizes": [4], "seed": 0}
+    runs = [made_up_run("majority") | {"config": c} for c in (older, strange)]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"format": FORMAT, "command": "", "runs": runs}))
     assert [run["config"] for run in read(path)["runs"]] == [config, strange]
