@@ -14,7 +14,7 @@ from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_fo
 from signvote.core.layout import Layout
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
-from signvote.core.trust import Evidence, State
+from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Votes, empty_decision, everywhere
 from signvote.errors import BallotError, ConfigError, StateError
 from signvote.formats import check_state, upgraded
@@ -23,7 +23,6 @@ from signvote.kernels import WORD, Coin, Planes
 Ballots = Mapping[int, bytes] | Iterable[tuple[int, bytes]]
 
 VERSION = 2
-NOTHING = Evidence(workers=(), mismatches=torch.zeros(0, 1), cast=torch.zeros(0, 1))
 STACK_BYTES = 2**22  # ballots are stacked and decided in chunks of about this size
 
 

@@ -79,6 +79,13 @@ class Evidence:
         )
 
 
+NOTHING = Evidence(
+    workers=(),
+    mismatches=torch.zeros(0, 1, dtype=torch.int64),
+    cast=torch.zeros(0, 1, dtype=torch.int64),
+)  # of a round that decided nothing
+
+
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum of two counts, where None counts nothing."""
     if a is None:
