@@ -163,6 +163,21 @@ def test_namesakes_are_told_apart() -> None:
     assert names[3] == name_of(configs[3])
 
 
+def test_a_name_is_never_too_long_for_a_folder(tmp_path: Path) -> None:
+    """It is cut before anything starts; the digest of all settings tells runs apart."""
+    many = tuple(f"0:{t}:{t + 9}" for t in range(60))
+    configs = [small(absent=many, seed=seed, rounds=9) for seed in (0, 1)]
+    configs += [small(absent=(*many, "3:1"), rounds=rounds, batch_sizes=(2,) * 90) for rounds in (9, 8)]
+    configs.append(Config(task="é" * 200, rule="pooled", batch_sizes=(2, 2)))
+    names = [*names_of(configs), *map(name_of, configs[:3])]
+    assert len(set(names[:5])) == 5
+    for name in names:
+        assert len(name.encode()) <= 255
+        (tmp_path / name).mkdir(exist_ok=True)
+    assert names[0].startswith("mnist-10k-pooled-tuned-batches-absent=0_0_9+0_1_10+")
+    assert names_of(configs) == names[:5], "the same run has the same folder again"
+
+
 def test_runs_of_equal_batches_follow_each_other() -> None:
     configs = [small(batch_sizes=sizes) for sizes in ((4, 4), (8, 8), (4, 4), (8, 8), (2, 2))]
     assert in_order([0, 1, 2, 3, 4], configs) == [0, 2, 1, 3, 4]

@@ -113,10 +113,10 @@ class Experiment:
         return accuracies
 
     def bytes_per_worker(self, key: str) -> float | None:
-        """Mean bytes per worker and round in which it voted; `key` is `bytes_up` or `bytes_down`."""
+        """Mean bytes per worker and round in which it voted, or None; `key` is `bytes_up` or `bytes_down`."""
         sent = self._total(key)
         messages = self._total("voters")
-        if not messages:
+        if not sent or not messages:
             return None
         return sent / messages
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,19 @@ def read(path: Path | str) -> Results:
         raise StateError(f"{what} is no results file of signvote: {error}") from None
     if not isinstance(found, dict):
         raise StateError(f"{what} is no results file of signvote")
-    results = current(results_of([found]) if "evaluations" in found else found, what)
+    results = _current(results_of([found]) if "evaluations" in found else found, what, check_run)
     command = results.get("command", "")
     if not isinstance(command, str) or not all(map(is_text, command.splitlines())):
         raise StateError(f"{what}: 'command' is no text; was the file edited?")
-    for i, run in enumerate(results["runs"]):
-        check_run(run, f"run {i} of {what}")
     return results
 
 
 def current(results: Results, what: str = "the results") -> Results:
     """The same results in today's format, with every setting of every run."""
+    return _current(results, what, lambda run, what: None)
+
+
+def _current(results: Results, what: str, check: Callable[[Result, str], None]) -> Results:
     written = {"format": results.get("format")}  # of a run that does not say its own
     results = upgraded(results, what, FORMAT, key="format")
     if not isinstance(results.get("runs"), list):
@@ -86,7 +88,9 @@ def current(results: Results, what: str = "the results") -> Results:
         if not isinstance(run, dict):
             raise StateError(f"run {i} of {what} is no result of signvote; was the file edited?")
         run = upgraded(written | run, f"run {i} of {what}", FORMAT, key="format")
-        runs.append(_complete(run))
+        run = _complete(run)
+        check(run, f"run {i} of {what}")
+        runs.append(run)
     return {**results, "runs": runs}
 
 

@@ -49,14 +49,14 @@ def fits(value: Any, hint: Any) -> bool:
 
 def check_run(run: dict[str, Any], what: str) -> None:
     """Raise a StateError that names the first entry of a run that is missing or wrong."""
+    if not _is_plain(run):
+        raise StateError(f"{what} has a number or a text that no run has; was the file edited?")
     missing = [name for name in ENTRIES if name not in run and name not in OPTIONAL]
     if missing:
         raise StateError(f"{what} lacks {', '.join(missing)}; was the file edited?")
     for name, is_right in ENTRIES.items():
         if name in run and not is_right(run[name]):
             raise StateError(f"{what} has a wrong {name!r}; was the file edited?")
-    if not _is_plain(run):
-        raise StateError(f"{what} has a number or a text that no run has; was the file edited?")
     _check_settings(run["config"], what)
     _check_trust(run, what)
 

@@ -15,7 +15,7 @@ from signvote.settings import SETTINGS
 SUMS = ("bytes_up", "bytes_down")  # summed over all workers and rounds
 MEASURED = ("status", "round", "accuracy", "loss", "sign_error", *SUMS)
 GIVEN = tuple(name for name in SETTINGS if name not in MEASURED)
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # the start of a text that a spreadsheet would compute
+FORMULA = ("=", "+", "-", "@")  # the start of a text that a spreadsheet would compute
 COLUMNS = (*GIVEN, *MEASURED)
 
 
