@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -26,10 +27,12 @@ from soak.damage import damaged, rewrite
 from soak.disks import Disk, small_disk
 from soak.driver import Episode, Stage
 from soak.links import namespace
+from soak.states import equal
 
 WORLD = 3
 RULE = "it-signsgd"  # its counters are shared out among the ranks
 SAVE_EVERY = 2  # rounds
+DAMAGES = 30  # of files, in an episode
 
 
 def resumed(rank: int, rounds: int, folder: str, **more: Any) -> Trainer:
@@ -224,49 +227,59 @@ def full_disks(stage: Stage) -> Episode:
     return Episode(injected=1, survived=1, lost=2)
 
 
-def refused(rank: int, world: int, seed: int, rounds: int, folder: str) -> tuple[int, int, int]:
-    """Rank 0 damages files of a checkpoint; each time loading must be refused. Then all resume from the good one."""
-    faults = 30
+def half(rank: int, world: int, rounds: int, folder: str) -> None:
+    """The first half of a training."""
+    trainer = resumed(rank, rounds, folder)
+    while trainer.state.round < rounds // 2:
+        step(trainer, folder)
+
+
+def refused(rank: int, world: int, seed: int, rounds: int, folder: str) -> tuple[int, int]:
+    """Rank 0 damages files of a checkpoint, which must be noticed; then all resume from the good one."""
     survived = 0
-    trainer = Trainer(rank, config(RULE, world, rounds))
+    trainer = resumed(rank, rounds, folder)
     if rank == 0:
         chance = random.Random(seed)
-        for _ in range(faults):
+        for _ in range(DAMAGES):
             survived += damage_is_noticed(Path(folder), trainer, chance)
     torch.distributed.barrier()
     trainer = resumed(rank, rounds, folder)
     trainer.train(rounds - trainer.state.round)
-    return faults, survived, checksum(trainer.model)
+    return survived, checksum(trainer.model)
 
 
 def damage_is_noticed(folder: Path, trainer: Trainer, chance: random.Random) -> bool:
-    """Damage one file for as long as loading takes."""
+    """Damage one file for as long as loading takes. Damage that changes no content does no harm."""
+
+    def found() -> Any:
+        return copy.deepcopy((load(folder, trainer.state), trainer.state.state_dict()))
+
+    wanted = found()
     path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     good = path.read_bytes()
     rewrite(path, damaged(good, chance))
     try:
-        load(folder, trainer.state)
+        if equal(found(), wanted):
+            return True
+        print(f"{path.name}, damaged, was loaded as another state", flush=True)
     except StateError as error:
-        return path.name in str(error)
+        return str(folder) in str(error)
     except Exception as error:
-        print(f"{path.name}, damaged: {error!r}")
-        return False
+        print(f"{path.name}, damaged: {error!r}", flush=True)
     finally:
         rewrite(path, good)
-    print(f"{path.name}, damaged, was loaded")
     return False
 
 
 def damaged_checkpoints(stage: Stage) -> Episode:
     """Any file of a checkpoint may be damaged; what is loaded is the good one or nothing."""
     rounds, folder = 12, str(stage.folder / "saved")
-    together(WORLD, killed, 0, rounds // 2, folder, folder=stage.folder)
+    together(WORLD, half, rounds, folder, folder=stage.folder)
     seed = stage.chance.randrange(2**31)
     answers = together(WORLD, refused, seed, rounds, folder, folder=stage.folder)
     wanted = simulated(config(RULE, WORLD, rounds))[-1]
-    assert [answer[2] for answer in answers] == [wanted] * WORLD
-    faults, survived, _ = answers[0]
-    return Episode(injected=faults, survived=survived)
+    assert [answer[1] for answer in answers] == [wanted] * WORLD
+    return Episode(injected=DAMAGES, survived=answers[0][0])
 
 
 # ---- gradients ---------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from soak.states import equal
 from soak.test_flower_deployment import test_a_deployment_trains_through_failures_and_resumes
 
 NODES = 3
+logging.getLogger("flwr").setLevel(logging.ERROR)  # its rounds would be most of what the soak prints
 
 
 # ---- deployed ----------------------------------------------------------------------------------------
@@ -129,7 +130,6 @@ def rounds_in(saved: Path) -> int:
 
 def train_here(rule: str, rounds: int, saved: str) -> None:
     """A whole federation in this process, with a checkpoint after each round."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     test_flower.train(test_flower.grid_of(), rounds, rule=rule, checkpoint=saved)
 
 
@@ -230,7 +230,6 @@ def long_run(stage: Stage) -> Episode:
 def endless(seconds: float, samples: Any) -> None:
     """One strategy, started again every 25 rounds."""
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     grid = test_flower.grid_of()
     model = test_flower.fresh()
     strategy = SignVote(Layout.of(model))
