@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from signvote import ConfigError, Layout, Server, StateError, Worker, checkpoint
-from signvote.core.ballot import HEADER, parse
+from signvote.core.ballot import HEADER, Kind, parse
 from signvote.core.bits import coin_for, pack_signs, unpack_signs
 from signvote.core.encoder import Encoder
 from signvote.core.rules import RULES, make_rule
@@ -263,3 +263,13 @@ def test_ballots_are_admitted_before_a_round_is_decided() -> None:
         server.decide(2, admitted)
     assert server.decide(1, admitted) == at_once.decide(1, sent)
     assert str(server.state_dict()) == str(at_once.state_dict())
+
+
+def test_a_server_may_refuse_a_form() -> None:
+    server = Server(LAYOUT, "majority", kinds=(Kind.DENSE,))
+    y = signs(1, ternary=False)
+    few = y[1].clone()
+    few[3:] = 0
+    server.decide(1, {0: message(y[0], 0, 1), 1: message(few, 1, 1)})
+    assert server.report.voters == (0,)
+    assert [refusal.worker for refusal in server.report.refused] == [1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
 
@@ -80,6 +80,7 @@ class Server:
         min_voters: a round with fewer voters decides nothing: no parameter moves.
         remember: about how many workers trust is kept; those not seen for longest are forgotten first, but
             never a voter of the last round. None: as many as the rule can afford.
+        kinds: the forms of ballots that are accepted.
         options: keyword arguments of the named rule.
 
     >>> layout = Layout([("w", (3,))])
@@ -99,6 +100,7 @@ class Server:
         zeros: Zeros = "coin",
         min_voters: int = 1,
         remember: int | None = None,
+        kinds: Collection[Kind] = tuple(Kind),
         **options: object,
     ) -> None:
         check_zeros(zeros)
@@ -113,6 +115,7 @@ class Server:
         self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
         self.min_voters = min_voters
+        self.kinds = kinds
         self.remember = remember or self.rule.remembers
         self._seen: dict[int, None] = {}  # workers with trust, those seen last at the end
         self.last_round: int | None = None
@@ -143,6 +146,7 @@ class Server:
                     run=self.run,
                     round=round,
                     worker=worker,
+                    kinds=self.kinds,
                 )
             except BallotError as error:
                 refusal = Refusal(worker=worker, reason=error.reason, message=str(error))
