@@ -298,7 +298,7 @@ def test_the_true_gradient_is_that_of_all_data(digits: Task) -> None:
 def test_the_same_ballots_give_the_same_decision_anywhere(rule: str, zeros: Zeros, device: str) -> None:
     """Bytes on the CPU and planes on a device, one server each: decisions and trust to the bit."""
     layout, n = Layout([("a", (7, 11)), ("b", (90,))]), 167
-    options = {"warmup": 2} if rule == "it-signsgd" else {}
+    options: dict[str, Any] = {"warmup": 2} if rule == "it-signsgd" else {}
     here, there = (Server(layout, rule, run=5, zeros=zeros, **options) for _ in range(2))
     encoders = [Encoder(layout, m, Encoding(zeros=zeros), run=5, batch_size=m + 1) for m in range(5)]
     for t in range(1, 8):
