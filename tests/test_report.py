@@ -281,8 +281,18 @@ def test_weights_in_words() -> None:
     assert "worker 0 is wrong more often than right (p > 1/2), and inverts its votes" in in_words(-1.0, 2.0)
     text = unescape(page(results_of(attacked())))
     assert "workers 0, 1 are wrong more often than right (p > 1/2), and inverts their votes" in text
-    assert "Largest weight: worker 14 (batch 904), overruled in 12.0 % of its votes" in text
+    assert "Largest weight: worker 14 (batch 904), overruled in 12.0 % of its votes in round 300," in text
     assert 'class="inverted"' in text
+
+
+def test_overruled_is_of_one_round_which_is_named() -> None:
+    """Worker 14 did not vote in round 300: the number shown is that of round 250."""
+    run = made_up_run()
+    run["trust"]["overruled"] = [[0.2] * 15, *([0.4] * 15 for _ in range(4)), [*[0.3] * 14, None]]
+    text = unescape(page(results_of(run)))
+    assert "worker 14 (batch 904), overruled in 40.0 % of its votes in round 250," in text
+    assert text.count('title="of its votes in round 300">30.0 %') == 14
+    assert "It is not p" in text
 
 
 def test_of_many_workers_the_largest_and_the_smallest_weights_are_shown() -> None:

@@ -37,7 +37,10 @@ class WorkerTrust:
     id: int
     batch_size: int
     shares: list[float]  # of the weight, by round, -1 to 1
-    overruled: float | None = None  # fraction of its votes that differed from the decision, last known
+    overruled: float | None = (
+        None  # fraction of its votes that one round's decision overruled; no estimate of p
+    )
+    overruled_in: int | None = None  # that round: the last evaluated one in which it voted
 
     @property
     def share(self) -> float:
@@ -65,11 +68,13 @@ def workers_of(run: Result) -> list[WorkerTrust]:
     sizes = run["config"]["batch_sizes"]
     workers = []
     for i, id in enumerate(trust["workers"]):
+        overruled, round = _last_overruled(trust, i)
         worker = WorkerTrust(
             id=int(id),
             batch_size=int(sizes[id]),
             shares=[shares[i] for shares in by_round],
-            overruled=_last_overruled(trust, i),
+            overruled=overruled,
+            overruled_in=round,
         )
         workers.append(worker)
     return sorted(workers, key=lambda worker: (worker.batch_size, worker.id))
@@ -79,9 +84,9 @@ def sentence(workers: list[WorkerTrust]) -> str:
     """The largest weights at the end, in words.
 
     >>> a = WorkerTrust(id=0, batch_size=4, shares=[0.1])
-    >>> b = WorkerTrust(id=1, batch_size=904, shares=[0.9], overruled=0.18)
+    >>> b = WorkerTrust(id=1, batch_size=904, shares=[0.9], overruled=0.18, overruled_in=50)
     >>> sentence([a, b])
-    'Largest weight: worker 1 (batch 904), overruled in 18.0 % of its votes, with 90.0 % of all weight. ...'
+    'Largest weight: worker 1 (batch 904), overruled in 18.0 % of its votes in round 50, with 90.0 % of all weight. ...'
     """
     top = max(workers, key=lambda worker: worker.share)
     lowest = min(worker.share for worker in workers)
@@ -121,13 +126,12 @@ def _shares(weights: Sequence[float | None]) -> list[float]:
     return [weight / total for weight in known]
 
 
-def _last_overruled(trust: dict[str, Any], i: int) -> float | None:
-    """The last known one of a worker: there is none for a round that it missed."""
-    by_round = [row[i] for row in trust.get("overruled", ())]
-    known = [number(value) for value in by_round if value is not None]
-    if not known:
-        return None
-    return known[-1]
+def _last_overruled(trust: dict[str, Any], i: int) -> tuple[float | None, int | None]:
+    """The last known one of a worker, and its round: there is none for a round that it missed."""
+    for row, round in zip(reversed(trust.get("overruled", ())), reversed(trust["round"]), strict=False):
+        if row[i] is not None:
+            return number(row[i]), int(round)
+    return None, None
 
 
 def _reasons(experiments: list[Experiment]) -> str:
@@ -142,7 +146,7 @@ def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
     others = [worker.share for worker in workers if worker is not top]
     overruled = ""
     if top.overruled is not None:
-        overruled = f", overruled in {_percent(top.overruled)} of its votes,"
+        overruled = f", overruled in {_percent(top.overruled)} of its votes in round {top.overruled_in},"
     majority = ""
     if top.share > 0.5 and len(others) > 1:
         majority = ", more than all others together"
@@ -228,12 +232,15 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
         cells += _cell(x, share / largest, title)
     name = escape(worker.name)
     percent = _percent(worker.share)
-    overruled = "" if worker.overruled is None else _percent(worker.overruled)
+    overruled = "<span></span>"
+    if worker.overruled is not None:
+        title = f"of its votes in round {worker.overruled_in}"
+        overruled = f'<span title="{title}">{_percent(worker.overruled)}</span>'
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small></span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{percent}</span><span>{overruled}</span></div>"
+        f"<span>{percent}</span>{overruled}</div>"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from signvote.core.bits import unpack_signs
@@ -19,6 +20,7 @@ from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
 from signvote.sim.setup import Workshop, make_assignment, make_server, make_workers
 from signvote.sim.state import load_state, state_of
+from signvote.sim.warmup import warm_up
 from signvote.sim.yardsticks import AGGREGATES, float_bytes, messages
 from signvote.tasks import Task
 
@@ -57,6 +59,7 @@ class Run:
         self.machines: list[dict[str, Any]] = []  # that computed the rounds
         self.history = empty_history()
         self.last_decision: Planes | None = None  # kept for attackers
+        self._is_warm = False
 
     @property
     def gradients(self) -> Gradients:
@@ -83,6 +86,7 @@ class Run:
     def step(self) -> None:
         """Do the next round; evaluate before the first, at every `evaluate_every`-th and at the last."""
         note_machine(self.machines, self.machine, self.round + 1)
+        self._warm_up()
         with self.phases.timed("total"):
             if self.round == 0:
                 self._evaluate()
@@ -98,6 +102,12 @@ class Run:
             self.history["voters"].append(len(voters))
             if self._is_watched(t):
                 self._evaluate()
+
+    def _warm_up(self) -> None:
+        """Compile kernels before the clock of the first round starts. On a GPU they depend on sizes: not there."""
+        if not self._is_warm and not self.machine.on_gpu:
+            warm_up(self.workers.work)
+        self._is_warm = True
 
     def _is_watched(self, t: int) -> bool:
         return t % self.config.evaluate_every == 0 or t == self.config.rounds
@@ -126,15 +136,18 @@ class Run:
         if self.workers.work.hostility is not None:
             self.last_decision = decision
         with self.phases.timed("apply"):
-            x = self._decayed(t)
+            x = self._decayed(t, decision.support)
             backend(x.device).step_(x, decision, 0, self.config.step_at(t))
 
-    def _decayed(self, t: int) -> Tensor:
-        """The parameters after a step of weight decay."""
+    def _decayed(self, t: int, support: Tensor | None = None) -> Tensor:
+        """The parameters after a step of weight decay; unchanged if a decision has no support at all."""
         x = self.gradients.x
-        if self.config.decay:
-            x.mul_(1 - self.config.step_at(t) * self.config.decay)
-        return x
+        if not self.config.decay:
+            return x
+        kept = x.new_full((), 1 - self.config.step_at(t) * self.config.decay)
+        if support is not None:
+            kept = torch.where(support.any(), kept, 1)
+        return x.mul_(kept)
 
     def _oracle(self, t: int, voters: list[int]) -> None:
         """Step by the sign of the mean over all samples."""

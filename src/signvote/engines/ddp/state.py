@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,7 @@ from signvote.core.encoder import Encoded, Encoding, Memory, encode
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
 from signvote.core.server import RoundReport, Server, vote_in_chunks
-from signvote.core.trust import Evidence, State
+from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Votes, empty_decision
 from signvote.engines.ddp import drift
 from signvote.engines.ddp.balance import Balancer, Stopwatch
@@ -105,7 +105,7 @@ class VoteState:
         chunk: int = CHUNK,
         group: dist.ProcessGroup | None = None,
         encoding: Encoding | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         check_model(model)
         if check_every < 0:
@@ -227,10 +227,11 @@ class VoteState:
         finite = all(bool(encoded.finite) for encoded in self._encoded)
         statuses = self._exchange_status(finite, self.stopwatch.worked(since))
         voters = [rank for rank in self.handshake.by_worker if statuses[rank].finite]
-        if voters:
+        if len(voters) >= self.server.min_voters:
             decision, evidence = self._vote(voters, statuses)
-        else:
-            decision, evidence = self._nothing()
+        else:  # nothing moves, as all ranks know
+            decision = empty_decision(self.layout.size, None, self.gradients.vector.device)
+            evidence = NOTHING
         self.server.learn(self.round + 1, evidence, self._abstained(voters))
         self.group.stage = f"round {self.round + 1}"
         if finite:
@@ -245,7 +246,7 @@ class VoteState:
     def _vote(self, voters: list[int], statuses: list[Status]) -> tuple[Planes, Evidence]:
         """Decide this rank's pieces; share the decisions and the evidence of all ranks."""
         mine = vote_in_chunks(
-            self.server.rule_for(len(voters)),
+            self.server.rule,
             self._pieces(voters, statuses),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
@@ -257,12 +258,6 @@ class VoteState:
         if total is None:  # a rule that counts something else
             total = self.exchange.gather(counts).sum(0).cpu()
         return decision, with_counts(mine, total)
-
-    def _nothing(self) -> tuple[Planes, Evidence]:
-        """The decision of a round in which no rank votes: nothing moves. All ranks know that already."""
-        decision = empty_decision(self.layout.size, None, self.gradients.vector.device)
-        none = torch.zeros(0, 1, dtype=torch.int64)
-        return decision, Evidence(workers=(), mismatches=none, cast=none)
 
     def _abstained(self, voters: list[int]) -> dict[int, str]:
         """The worker ids of the ranks that do not vote, and the reason."""

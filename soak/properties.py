@@ -1,0 +1,28 @@
+"""The property tests of `make test`, with other and more examples."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+from soak.driver import Episode, Stage
+
+FILES = ("tests/test_ballot.py", "tests/test_kernels.py")
+EXAMPLES = 2000  # of each property: the hypothesis profile `soak` in tests/conftest.py
+
+
+def random_inputs(stage: Stage) -> Episode:
+    """Each property must hold for every example."""
+    seed = stage.chance.randrange(2**31)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--hypothesis-seed={seed}"]
+    command += ["-k", "not mutated", "--hypothesis-show-statistics", *FILES]
+    environment = os.environ | {"HYPOTHESIS_PROFILE": "soak"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    examples = sum(map(int, re.findall(r"(\d+) passing examples", done.stdout)))
+    failing = sum(map(int, re.findall(r"(\d+) failing examples", done.stdout)))
+    if done.returncode:
+        print(done.stdout[-5000:])
+        failing = max(1, failing)
+    return Episode(injected=examples + failing, survived=examples)
