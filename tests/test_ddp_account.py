@@ -45,6 +45,13 @@ def test_two_ranks_on_one_machine_and_an_address_of_nobody() -> None:
     assert "Every rank is alive" not in text
 
 
+def test_ranks_of_one_machine_that_lost_the_same_connection_did_not_lose_each_other() -> None:
+    here = {rank: ["127.0.0.1"] for rank in range(3)}
+    text = account("round 9", 0, {0: LOST.format("127.0.0.1"), 2: LOST.format("127.0.0.1")}, [0, 1, 2], here)
+    lost = "rank {} lost its connection to rank 1 at 127.0.0.1"
+    assert f". {lost.format(0)}; {lost.format(2)}. no report from rank 1" in text
+
+
 def test_an_error_that_shows_nothing_about_connections() -> None:
     assert account("round 9", 0, {0: "a", 1: "b"}, [0, 1], {}) == (
         "round 9 failed on rank 0: a. rank 1 is alive and reports: b"

@@ -8,17 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from signvote import Evidence, Layout, Votes
+from signvote.core.layout import trainable
 from signvote.core.rule import Rule
-from signvote.core.rules import make_rule
+from signvote.core.rules import Majority, make_rule
 from signvote.core.vote import empty_decision
+from signvote.engines.ddp import VoteState, vote_gradients
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.shares import Shares
 from signvote.kernels import Coin, Planes, words_for
+from tests.ranks import alone
+
+__all__ = ["alone"]  # a fixture
 
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("majority", {}),
@@ -62,7 +67,6 @@ def counts_of(evidence: Evidence) -> list[Tensor]:
     return [field for field in fields if field is not None]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     which=st.sampled_from(RULES),
     shapes=st.lists(st.integers(0, 700), min_size=1, max_size=6).filter(any),
@@ -126,3 +130,22 @@ def test_the_size_of_a_message() -> None:
     touched = math.ceil(52 / 8) + 2
     assert whole == 8 * 52 * (2 * 8 + 2 * 64)
     assert packed <= 8 + touched * 2 * (8 + 28 + 2)
+
+
+class Thousandfold(Majority):
+    """Counts every mismatch a thousand times, which no count of coordinates does."""
+
+    name = "thousandfold"
+
+    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        evidence = super().vote(out, votes, coin)
+        return replace(evidence, mismatches=1000 * evidence.mismatches + 700)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_rule_that_counts_something_else_learns_from_its_own_counts() -> None:
+    model = nn.Linear(9, 8)
+    state = VoteState(model, Thousandfold(Layout.of(trainable(model))))
+    model(torch.ones(1, 9)).sum().backward()
+    vote_gradients(state)
+    assert state.report.disagreement == {0: pytest.approx(700 / state.layout.size)}

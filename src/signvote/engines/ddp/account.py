@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
-ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")  # as gloo writes it: [10.0.0.7]:29500
+ENDPOINT = re.compile(r"\[([0-9a-fA-F.:]+)\]:\d+")  # as gloo writes it: [10.0.0.7]:29500
 TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 
 
@@ -50,21 +50,20 @@ def _connections(
     addresses: Mapping[int, Sequence[str]],
 ) -> list[str]:
     """What the errors show about connections; nothing if they show nothing."""
+    endpoints = {r: found for r, error in reports.items() if (found := ENDPOINT.search(error))}
     lost = []
-    waited = []
-    for r, error in reports.items():
-        found = ADDRESS.search(error)
-        if found:
-            there = [str(ranks[s]) for s in addresses if s != r and found[1] in addresses[s]]
-            owner = f"rank {' or '.join(there)} at {found[1]}" if there else found[1]
-            lost.append(f"rank {ranks[r]} lost its connection to {owner}")
-        elif TIMED_OUT.search(error):
-            waited.append(str(ranks[r]))
+    for r, endpoint in endpoints.items():
+        others = [s for s in endpoints if endpoints[s][0] == endpoint[0]]  # that lost the same rank
+        there = [str(ranks[s]) for s in addresses if s not in others and endpoint[1] in addresses[s]]
+        owner = f"rank {' or '.join(there)} at {endpoint[1]}" if there else endpoint[1]
+        lost.append(f"rank {ranks[r]} lost its connection to {owner}")
+    timed_out = [r for r, error in reports.items() if r not in endpoints and TIMED_OUT.search(error)]
     sentences = []
     if lost:
         sentences.append("; ".join(lost))
-    if waited:
-        sentences.append(f"rank {', '.join(waited)} waited in vain for another rank")
+    if timed_out:
+        names = ", ".join(str(ranks[r]) for r in timed_out)
+        sentences.append(f"rank {names} waited in vain for another rank")
     if sentences and len(reports) == len(ranks):
         sentences.append("Every rank is alive: look for a link between them that is cut or too slow")
     return sentences
