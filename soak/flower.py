@@ -111,6 +111,7 @@ def simulation_kills(stage: Stage) -> Episode:
             c.start("run", "flwr", "run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS)
             if attempt == "killed":
                 wait_for(lambda: rounds_in(saved) >= again, PATIENCE, "no round is done")
+                c.kill("superlink")  # and all below it
             else:
                 wait_for(lambda: rounds_in(saved) >= config.rounds, PATIENCE, "the run does not end")
     train(config, TASK, stage.folder / "ours")
