@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,7 @@ from soak.states import equal
 from soak.test_flower_deployment import test_a_deployment_trains_through_failures_and_resumes
 
 NODES = 3
+os.environ.setdefault("RAY_worker_niceness", "0")  # or its workers wait for everybody else
 logging.getLogger("flwr").setLevel(logging.ERROR)  # its rounds would be most of what the soak prints
 
 
