@@ -91,8 +91,11 @@ class Shrunk(Pooled):
 
     def weights(self, voters: Voters) -> Tensor:
         """log((1 - p) / p) of the mixed p (paper, eq. 3)."""
-        nothing = torch.zeros(2, len(self.groups), dtype=torch.float64)
-        counts = torch.stack([self.trust._counts.get(w, nothing) for w in voters.workers], 1)
+        known = self.trust.index
+        if any(worker not in known for worker in voters.workers):
+            return super().weights(voters)
+        rows = [known[worker] for worker in voters.workers]
+        counts = self.trust.counts[rows].transpose(0, 1)
         whole = counts.sum(2, keepdim=True)
         if not whole[1].all():
             return super().weights(voters)

@@ -6,12 +6,13 @@ import queue
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -76,6 +77,14 @@ def _rank(rank: int, world: int, meeting: str, work: Any, args: Any, answers: An
         answer = rank, False, traceback.format_exc()
     answers.put(answer)
     time.sleep(PATIENCE)  # others may still need this one's connections; whoever started it kills it
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A world of one, in this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
 # ---- what is trained ---------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ def vote(
     """(decision, mismatches, cast) of signs y[worker][coordinate] in {-1, 0, +1}."""
     n = len(y[0])
     tallies = [sum(w * row[i] for w, row in zip(weights, y, strict=True)) for i in range(n)]
-    decision = signs_of(tallies, coin)
-    return decision, *_counts(y, decision)
+    counted = signs_of(tallies, None)  # a tie is in no count
+    return signs_of(tallies, coin), *_counts(y, counted)
 
 
 def _counts(y: list[list[int]], decision: list[int]) -> tuple[list[int], list[int]]:

@@ -54,7 +54,7 @@ def once(clone: Path, number: int) -> bool:
     )  # fmt: skip
     seconds = time.monotonic() - start
     summary = re.findall(r"^\d+ (?:passed|failed).*$", run.stdout, re.MULTILINE)
-    left = list(left_behind())
+    left = lingering()
     print(
         f"run {number}: {seconds:.0f} s, exit {run.returncode}, {summary[-1:]}, left behind: {left or 'nothing'}",
         flush=True,
@@ -65,6 +65,14 @@ def once(clone: Path, number: int) -> bool:
         kept.write_text(run.stdout)
         print(f"  its output: {kept}", flush=True)
     return good
+
+
+def lingering() -> list[str]:
+    """Processes of a run that do not end within half a minute of it; to end takes a busy machine a moment."""
+    give_up = time.monotonic() + 30
+    while (left := list(left_behind())) and time.monotonic() < give_up:
+        time.sleep(1)
+    return left
 
 
 def left_behind() -> Iterator[str]:

@@ -128,6 +128,29 @@ def test_going_on() -> None:
     assert next(iter(rest)) == UnequalSampler(70, balancer, 1).batch(1)
 
 
+@pytest.mark.parametrize("lag", [0, 3])
+def test_resuming_without_the_balancers_state_is_said_to_be_that(lag: int) -> None:
+    """It is not the DataLoader that draws ahead: nobody asked for the rounds before."""
+    balancer = Balancer(20, 2, lag=lag)
+    sampler = UnequalSampler(100, balancer, 0)
+    for resumed in (lag + 1, 120):
+        sampler.round = resumed
+        with pytest.raises(
+            ConfigError, match=rf"round {resumed} was asked for, and 0 .* load the balancer's state"
+        ):
+            next(iter(sampler))
+    with pytest.raises(
+        ConfigError, match="120 rounds are decided, and the balancer has observed 0; to resume, load"
+    ):
+        balancer.sizes_after(120)
+    saved = Balancer(20, 2, lag=lag)
+    for t in range(120):
+        saved.sizes(t)
+        saved.observe([1.0, 1.0])
+    balancer.load_state_dict(saved.state_dict())
+    assert len(next(iter(sampler))) == balancer.sizes_after(120)[0]
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from signvote import Ballot, BallotError, Layout, SignVoteError
 from signvote.core.ballot import HEADER, Kind, parse
-from signvote.core.bits import pack_signs
-from signvote.core.sparse import body_bytes, decode_indices, encode_indices, most_bytes, rice_parameter
+from signvote.core.bits import Bytes, pack_signs
+from signvote.core.sparse import body_bytes, decode_body, encode_body, most_bytes, pays, rice_parameter
 from signvote.kernels import Coin, Planes
 from signvote.kernels.reference import pack
 from tests import reference as obvious
@@ -33,8 +33,8 @@ def ballot(values: torch.Tensor, kind: Kind = Kind.DENSE) -> Ballot:
     return made.thinned() if kind is Kind.SPARSE else made
 
 
-def read(message: bytes, n: int, **expected: int) -> Ballot:
-    return parse(message, layout=layout_of(n), **{"run": RUN, "round": ROUND, "worker": WORKER, **expected})
+def read(message: bytes, n: int) -> Ballot:
+    return parse(message, layout=layout_of(n), run=RUN, round=ROUND, worker=WORKER)
 
 
 def signed(message: bytes) -> bytes:
@@ -86,30 +86,109 @@ def test_a_sparse_ballot_costs_the_entropy_and_little_more(density: float) -> No
     assert bound < size < 1.02 * bound  # 10 % were allowed
 
 
+def packed(bits: list[int]) -> bytes:
+    return np.packbits(np.array(bits, np.uint8), bitorder="little").tobytes()
+
+
+def body_of(votes: dict[int, int], n: int) -> bytes:
+    """A sparse body, gap by gap: coordinate -> sign, 1 or 0."""
+    if not votes:
+        return b""
+    unary: list[int] = []
+    remainders: list[int] = []
+    k, last = rice_parameter(n, len(votes)), -1
+    for index in sorted(votes):
+        quotient, remainder = divmod(index - last - 1, 2**k)
+        unary += [0] * quotient + [1]
+        remainders += [remainder >> bit & 1 for bit in range(k)]
+        last = index
+    return packed(unary) + packed(remainders) + packed([votes[index] for index in sorted(votes)])
+
+
+def planes_of(votes: dict[int, int], n: int) -> tuple[Bytes, Bytes]:
+    signs, support = np.zeros((2, n), np.uint8)
+    for index, sign in votes.items():
+        signs[index], support[index] = sign, 1
+    return np.packbits(signs, bitorder="little"), np.packbits(support, bitorder="little")
+
+
+def check_body(votes: dict[int, int], n: int) -> None:
+    """The body is the obvious one, no longer than the bound, and both ways lead to the same votes."""
+    signs, support = planes_of(votes, n)
+    body = encode_body(signs, support, n)
+    assert body == body_of(votes, n)
+    assert len(body) <= most_bytes(n, len(votes))
+    for got, wanted in zip(
+        decode_body(np.frombuffer(body, np.uint8), n, len(votes)), (signs, support), strict=True
+    ):
+        assert got.tolist() == wanted.tolist()
+
+
 @given(st.integers(1, 5000), st.data())
-def test_index_codes(n: int, data: st.DataObject) -> None:
-    indices = np.array(sorted(data.draw(st.sets(st.integers(0, n - 1), max_size=200))), np.int64)
-    code = encode_indices(indices, n)
-    assert len(code) <= most_bytes(n, indices.size)
-    decoded = decode_indices(np.frombuffer(code, np.uint8), n, indices.size)
-    assert decoded.tolist() == indices.tolist()
+def test_sparse_bodies(n: int, data: st.DataObject) -> None:
+    check_body(data.draw(st.dictionaries(st.integers(0, n - 1), st.integers(0, 1), max_size=200)), n)
+
+
+@given(st.integers(1, 300), st.sampled_from([0.05, 0.3, 0.5, 0.6, 1.0]), st.integers(0, 2**31))
+def test_sparse_bodies_of_every_density(n: int, share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    voted = np.flatnonzero(rng.random(n) < share).tolist()
+    check_body({index: int(rng.integers(2)) for index in voted}, n)
+
+
+@pytest.mark.parametrize("gap", [1, 2, 3, 1000])
+def test_sparse_bodies_of_many_blocks(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices, remainders and signs cross the borders of blocks, and blocks without any index lie between."""
+    monkeypatch.setattr("signvote.core.sparse.BLOCK_BYTES", 5)
+    rng = np.random.default_rng(gap)
+    near = np.flatnonzero(rng.random(1000) < 1 / gap).tolist()
+    for n in (1000, 1003, 9001):
+        check_body({index: int(rng.integers(2)) for index in [*near, n - 1]}, n)
 
 
 def test_the_remainder_follows_the_density() -> None:
     assert [rice_parameter(1000, count) for count in (1, 10, 100, 501, 1000)] == [9, 6, 3, 0, 0]
 
 
-@pytest.mark.parametrize("indices", [[3, 2], [2, 2], [0, 5, 4], [1, 1, 1]])
-def test_unsorted_or_repeated_indices_cannot_be_written(indices: list[int]) -> None:
-    with pytest.raises(BallotError, match="indices must be sorted, each once") as error:
-        encode_indices(np.array(indices), 10)
-    assert error.value.reason == "index"
+def test_the_longest_body_is_the_longest() -> None:
+    """Every set of coordinates, for every n up to 12."""
+    for n in range(1, 13):
+        longest = [0] * (n + 1)
+        for chosen in range(2**n):
+            votes = {index: 1 for index in range(n) if chosen >> index & 1}
+            longest[len(votes)] = max(longest[len(votes)], len(body_of(votes, n)))
+        assert [most_bytes(n, count) for count in range(n + 1)] == longest
 
 
-@pytest.mark.parametrize("indices", [[-1, 2], [2, 10]])
-def test_indices_out_of_range_cannot_be_written(indices: list[int]) -> None:
-    with pytest.raises(BallotError, match=r"they must lie in 0\.\.9"):
-        encode_indices(np.array(indices), 10)
+@given(st.integers(1, 300), st.data())
+def test_a_sparse_ballot_is_never_longer_than_another_form(n: int, data: st.DataObject) -> None:
+    """Who writes one where another form is shorter is refused by the count, before the body is read."""
+    count = data.draw(
+        st.integers(0, n) | st.sampled_from(sorted({n // 2, n // 2 + 1, n - 1, n} & {*range(n + 1)}))
+    )
+    voted = torch.zeros(n)
+    voted[torch.randperm(n)[:count]] = 1.0
+    other = ballot(voted, Kind.ABSTAIN)
+    thin = other.thinned()
+    assert len(thin.to_bytes()) <= len(other.to_bytes())
+    assert read(thin.to_bytes(), n).to_bytes() == thin.to_bytes()
+    assert (thin.kind is Kind.SPARSE) == pays(n, count)
+    support = other.support
+    if support is None:
+        support = np.packbits(np.ones(n, np.uint8), bitorder="little")
+    forced = replace(other, kind=Kind.SPARSE, support=support).to_bytes()
+    if pays(n, count):
+        assert read(forced, n).to_bytes() == forced
+    else:
+        with pytest.raises(
+            BallotError, match=f"sparse ballot of {count} votes on {n} .* another form"
+        ) as error:
+            read(forced, n)
+        assert error.value.reason == "count"
+
+
+def test_what_a_sparse_ballot_may_name() -> None:
+    assert [pays(1000, count) for count in (0, 1, 500, 501, 999, 1000)] == [True] * 5 + [False]
 
 
 def field(message: bytes, offset: int, form: str, value: int) -> bytes:
@@ -120,6 +199,8 @@ def field(message: bytes, offset: int, form: str, value: int) -> bytes:
 DENSE = ballot(torch.randn(77)).to_bytes()
 PARTIAL = ballot(torch.randn(77) * (torch.arange(77) % 3), Kind.ABSTAIN).to_bytes()
 SPARSE = ballot(torch.randn(77) * (torch.arange(77) % 9 == 0), Kind.SPARSE).to_bytes()
+MOST = ballot(torch.randn(77) * (torch.arange(77) % 9 != 0), Kind.SPARSE).to_bytes()
+BUT_ONE = ballot(torch.randn(77) * (torch.arange(77) != 40), Kind.SPARSE).to_bytes()
 EMPTY = replace(ballot(torch.zeros(77), Kind.SPARSE), reason=1).to_bytes()
 
 BAD = {
@@ -173,11 +254,65 @@ def test_sparse_padding_and_range_are_checked() -> None:
         read(signed(good[:-2] + bytes([good[-2] | 128]) + good[-1:]), 77)
     with pytest.raises(BallotError, match="the index code holds 3 indices, not the 2 declared"):
         read(signed(good[:64] + bytes([good[64] | 2]) + good[65:]), 77)
-    beyond = encode_indices(np.array([5, 78]), 79) + b"\3"
+    beyond = body_of({5: 1, 78: 1}, 79)
     assert rice_parameter(79, 2) == rice_parameter(77, 2)
     with pytest.raises(BallotError, match="index 78 is out of range; the layout has 77") as error:
         read(signed(good[:64] + beyond), 77)
     assert error.value.reason == "index"
+
+
+def test_padding_and_range_are_checked_where_most_coordinates_are_voted_on() -> None:
+    signs = -(-68 // 8)
+    last = len(MOST) - signs - 1  # of the index code
+    assert (MOST[5], MOST[48]) == (Kind.SPARSE, 68)
+    with pytest.raises(BallotError, match="padding bits are not zero"):
+        read(signed(MOST[:-1] + bytes([MOST[-1] | 128])), 77)
+    with pytest.raises(BallotError, match="the index code holds 69 indices, not the 68 declared"):
+        read(signed(MOST[:64] + bytes([MOST[64] | 1]) + MOST[65:]), 77)
+    moved = MOST[last] & ~2 | 1 << 5  # coordinate 73 becomes 77
+    with pytest.raises(BallotError, match="an index is out of range; the layout has 77") as error:
+        read(signed(MOST[:last] + bytes([moved]) + MOST[last + 1 :]), 77)
+    assert error.value.reason == "index"
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_server_may_refuse_a_form(kind: Kind) -> None:
+    messages = {Kind.DENSE: DENSE, Kind.ABSTAIN: PARTIAL, Kind.SPARSE: SPARSE}
+    others = [each for each in Kind if each is not kind]
+    accepted = ", ".join(each.name.lower() for each in others)
+    with pytest.raises(
+        BallotError, match=f"{kind.name.lower()} ballot; this server accepts {accepted}"
+    ) as error:
+        parse(messages[kind], layout=layout_of(77), run=RUN, kinds=others)
+    assert error.value.reason == "kind"
+    assert parse(messages[kind], layout=layout_of(77), run=RUN, kinds=[kind]).kind is kind
+    assert parse(EMPTY, layout=layout_of(77), run=RUN, kinds=[kind]).reason, (
+        "an abstention is always accepted"
+    )
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
+def test_a_sparse_ballot_needs_little_memory(share: float) -> None:
+    """Two planes of N/8 bytes and the arrays of a block, either way: it was 41 bytes a coordinate."""
+    n = 4_000_000
+    voted = np.random.default_rng(0).random(n, np.float32) < share
+    support = np.packbits(voted, bitorder="little")
+    sent = Ballot(
+        layout=layout_of(n),
+        worker=WORKER,
+        round=ROUND,
+        run=RUN,
+        kind=Kind.SPARSE,
+        signs=support,
+        support=support,
+    )
+    tracemalloc.start()
+    message = sent.to_bytes()
+    got = read(message, n)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.array_equal(got.signs, support)
+    assert peak < 2 * n
 
 
 def test_nothing_large_is_allocated_for_a_lie() -> None:
@@ -211,16 +346,16 @@ def check_mutated_ballots(mutants: int) -> None:
     """
     rng = np.random.default_rng(0)
     n, layout, refusals, accepted = 77, layout_of(77), set(), 0
-    originals = [DENSE, PARTIAL, SPARSE, EMPTY]
+    originals = [DENSE, PARTIAL, SPARSE, EMPTY, MOST, BUT_ONE]
     places = rng.integers(0, 2**31, (mutants, 6))
     for i, (which, how, at, value, second, more) in enumerate(places.tolist()):
-        message = bytearray(originals[which % 4])
+        message = bytearray(originals[which % 6])
         if how % 8 == 0:
             del message[at % len(message) :]
         elif how % 8 == 1:
             message += bytes([value % 256]) * (1 + more % 20)
         elif how % 8 == 2:
-            other = originals[value % 4]
+            other = originals[value % 6]
             cut = at % min(len(message), len(other))
             message[cut:] = other[cut:]
         else:

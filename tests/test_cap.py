@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from signvote.core.vote import Voters, capped, empty_decision, roots
 from signvote.kernels import Coin
@@ -65,3 +67,50 @@ def test_no_cap_changes_nothing() -> None:
     raw = torch.tensor([[5, 0], [10_240, 0], [1, 0]], dtype=torch.int32)
     assert torch.equal(capped(raw, math.inf), raw)
     assert capped(raw, 4).tolist() == [[2560, 0], [10_240, 0], [2560, 0]]
+
+
+@st.composite
+def populations(draw: st.DrawFn) -> tuple[int, float, list[float], int, float, float, int]:
+    """Workers, cap, honest crossovers, colluders, their noise, the share they attack, and a seed."""
+    m = draw(st.integers(4, 15))
+    cap = draw(st.sampled_from([1.0, 1.5, 2.0, 3.0]))
+    most = math.ceil(m / (1 + cap)) - 1
+    colluders = draw(st.integers(0, most))
+    p = draw(st.lists(st.sampled_from([0.0, 0.005, 0.1, 0.3, 0.45]), min_size=m, max_size=m))
+    if draw(st.booleans()):
+        p = [p[0]] * m
+    noise = draw(st.sampled_from([0.0, 0.01, 0.3, 0.45]))
+    share = draw(st.sampled_from([0.02, 0.1, 0.4]))
+    return m, cap, p, colluders, noise, share, draw(st.integers(0, 2**31))
+
+
+@given(populations())
+def test_colluders_below_the_bound_never_overturn_unanimous_workers(population: tuple) -> None:  # type: ignore[type-arg]
+    """Copies, honest or not, included: the cap holds for the weights that vote."""
+    m, cap, p, colluders, noise, share, seed = population
+    torch.manual_seed(seed)
+    n = 2000
+    rule = made(n, cap=cap)
+    for t in range(1, 8):
+        y = honest(p, n)
+        against = torch.rand(n) < share
+        theirs = honest([noise] * colluders, n)
+        y[:colluders] = torch.where(against, -1, theirs)
+        play(rule, y, t)
+        found = weights(rule, range(m))
+        if found.min() > 0:
+            assert found[colluders:].sum() > found[:colluders].sum(), found.tolist()
+        positive = found[found > 0]
+        assert positive.max() <= cap * positive.min(), found.tolist()
+
+
+def test_two_colluders_do_not_overturn_thirteen_who_look_like_copies() -> None:
+    for p in (0.0, 0.005):
+        rule, n = made(), 4000
+        for t in range(1, 30):
+            against = torch.rand(n) < 0.1
+            y = honest([p] * 13 + [0.3] * 2, n)
+            y[13:] = torch.where(against, -y[0], y[13:])
+            play(rule, y, t)
+            found = weights(rule, range(M))
+            assert found[:13].sum() > found[13:].sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote import Server, Worker
-from signvote.engines.ddp import VoteState, load, save, vote_gradients, vote_hook
+from signvote.engines import ddp
+from signvote.engines.ddp import VoteState, load, save, torch_names, vote_gradients, vote_hook
 from tests.ranks import INPUTS, deep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,3 +100,28 @@ def test_a_checkpoint_and_amps_scaler(alone: str, tmp_path: Path) -> None:
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**12, growth_interval=3)
     assert torch.equal(trained("it-signsgd", True, scaler=scaler), wanted)
     assert scaler.get_scale() > 2.0**12
+
+
+def test_the_names_that_torch_does_not_document() -> None:
+    """If this fails, `torch_names.py` is the file to change."""
+    for name in torch_names.NAMES:
+        place: Any = dist
+        for part in name.split("."):
+            assert hasattr(place, part), f"torch {torch.__version__} has no torch.distributed.{name}"
+            place = getattr(place, part)
+
+
+def test_no_other_file_uses_a_private_name_of_torch_distributed() -> None:
+    for path in Path(ddp.__file__).parent.glob("*.py"):
+        if path.name != "torch_names.py":
+            private = re.findall(r"torch\._\w+|_distributed_c10d|distributed_c10d\._\w+", path.read_text())
+            assert not private, f"{path.name} uses {private}"
+
+
+def test_an_old_torch_has_the_store_of_all_ranks(alone: str) -> None:
+    class Old:
+        """A group without get_group_store."""
+
+    store = torch_names.store_of(Old())  # type: ignore[arg-type]
+    store.set("key", "value")
+    assert store.get("key") == b"value"

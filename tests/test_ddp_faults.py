@@ -18,7 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from signvote import StateError
+from signvote import Layout, StateError
+from signvote.core.layout import trainable
+from signvote.core.rule import Rule
+from signvote.core.rules import make_rule
 from signvote.engines.ddp import VoteState, load, process_group, save, saving, vote_gradients
 from signvote.errors import EngineError
 from tests.ranks import PATIENCE, Trainer, checksum, config, simulated, together, wait_for
@@ -52,17 +55,45 @@ def test_a_rank_without_finite_gradients_abstains_and_keeps_its_momentum(tmp_pat
 # ---- ranks that do not fit together ------------------------------------------------------------------
 
 
+def misfit(what: str, odd: bool) -> VoteState:
+    """A state that differs from the others in one thing if it is odd."""
+    torch.manual_seed(odd if what == "parameters" else 0)
+    model = nn.Linear(9, 3 if what == "layout" and odd else 2)
+    rule: str | Rule = "pooled"
+    settings: dict[str, Any] = {"timeout": 30}
+    if what == "rule" and odd:
+        rule = "majority"
+    if what == "option" and odd:
+        settings["cap"] = 2.0
+    if what == "rule object":
+        rule = make_rule("robust", Layout.of(trainable(model)), memory=0.8 if odd else 0.9)
+    if what in ("momentum", "check_every") and odd:
+        settings |= {"momentum": 0.5} if what == "momentum" else {"check_every": 7}
+    if what == "ids":
+        settings["worker_id"] = 5
+    state = VoteState(model, rule, **settings)
+    if what == "round" and odd:
+        state.server.last_round = 3
+    model(torch.ones(1, 9)).sum().backward()
+    return state
+
+
+MISFITS = {
+    "layout": "layout of the model",
+    "rule": "settings: rule",
+    "option": "settings: options of the rule",
+    "rule object": "settings: options of the rule",
+    "momentum": "settings: encoding",
+    "check_every": "settings: check_every",
+    "parameters": "parameters",
+    "round": "round",
+}  # what differs, and what the error calls it
+
+
 def misfits(rank: int, world: int) -> list[str]:
-    odd = rank == 1
     told = []
-    for what in ("layout", "parameters", "settings", "ids", "round"):
-        torch.manual_seed(odd if what == "parameters" else 0)
-        model = nn.Linear(9, 3 if what == "layout" and odd else 2)
-        ids = {"worker_id": 5} if what == "ids" else {}
-        state = VoteState(model, "pooled" if what != "settings" or odd else "majority", timeout=30, **ids)  # type: ignore[arg-type]
-        if what == "round" and odd:
-            state.server.last_round = 3
-        model(torch.ones(1, 9)).sum().backward()
+    for what in (*MISFITS, "ids"):
+        state = misfit(what, rank == 1)
         with pytest.raises(EngineError) as error:
             vote_gradients(state)
         told.append(str(error.value))
@@ -70,16 +101,10 @@ def misfits(rank: int, world: int) -> list[str]:
 
 
 def test_ranks_that_differ_all_raise_the_same_error(tmp_path: Path) -> None:
-    answers = together(3, misfits, folder=tmp_path)
-    assert answers[0] == answers[1] == answers[2]
-    assert answers[0][:3] == [
-        f"rank 1 differs from rank 0 in the {what}"
-        for what in ("layout of the model", "parameters", "settings")
-    ]
-    assert answers[0][3:] == [
-        "worker ids by rank are [5, 5, 5]; they must differ",
-        "rank 1 differs from rank 0 in the round",
-    ]
+    *differ, ids = zip(*together(3, misfits, folder=tmp_path), strict=True)
+    for told, what in zip(differ, MISFITS.values(), strict=True):
+        assert told == (f"rank 1 differs from rank 0 in the {what}",) * 3
+    assert ids == ("worker ids by rank are [5, 5, 5]; they must differ",) * 3
 
 
 def leaving(rank: int, world: int, how: str, folder: str) -> str:
@@ -184,7 +209,8 @@ POINTS = {
     "before the decisions are put together": (0, "all_gather", 2),
     "while it writes its own file": (1, "save_file", 1),
     "while the shared file is written": (0, "save_file", 2),
-    "before its checkpoint is the latest": (0, "write_atomically", 1),
+    "before the manifest is written": (0, "write_atomically", 1),
+    "before its checkpoint is the latest": (0, "write_atomically", 2),
     "before the checkpoint before it is removed": (0, "rmtree", 1),
 }
 
@@ -249,7 +275,7 @@ def incomplete(rank: int, world: int, folder: str) -> None:
         trainer.state.load_state_dict()
     if rank == 0:
         Path(folder, "round-000001", "worker-1.safetensors").unlink()
-        with pytest.raises(StateError, match="has the states of 1 workers; 2 were saved"):
+        with pytest.raises(StateError, match=r"worker-1\S+ is missing or cut short: \d+ bytes were saved"):
             load(folder, trainer.state)
 
 

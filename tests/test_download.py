@@ -8,6 +8,7 @@ import io
 import tarfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from signvote.errors import ConfigError, DataError
 from signvote.tasks import TASKS
 from signvote.tasks.download import OFFICIAL, File, Source, fetch, verify
+from tests.ranks import PATIENCE
 from tests.test_files import write_mnist
 
 CIFAR_BYTES = 10_000 * 3073
@@ -30,6 +32,10 @@ class Web:
 
     def __init__(self) -> None:
         self.pages: dict[str, bytes] = {}
+        self.length: str | None = None  # what every answer says instead of its length
+        self.repeats = 1  # how often every answer comes
+        self.sent = 0  # bytes
+        self.answered = threading.Event()
         self.asked: list[str] = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Page, self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -37,7 +43,8 @@ class Web:
     def source(self, path: str, content: bytes, *expected: File) -> Source:
         """A page, and the source that it is for `fetch`."""
         self.pages[f"/{path}"] = content
-        return Source(url=f"{self.url}/{path}", md5=hashlib.md5(content).hexdigest(), files=expected)
+        md5 = hashlib.md5(content).hexdigest()
+        return Source(url=f"{self.url}/{path}", size=len(content), md5=md5, files=expected)
 
 
 class Page(BaseHTTPRequestHandler):
@@ -52,9 +59,13 @@ class Page(BaseHTTPRequestHandler):
             self.send_error(404)
             return
         self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", self.web.length or str(self.web.repeats * len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        with suppress(OSError):  # the other side has closed the connection
+            for _ in range(self.web.repeats):
+                self.wfile.write(content)
+                self.web.sent += len(content)
+        self.web.answered.set()
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
@@ -177,9 +188,36 @@ def test_no_network_says_what_to_do(tmp_path: Path, web: Web, two: dict[str, lis
         f"Run `signvote data two --data-dir {tmp_path}` again, or put the official files there: two/a",
     ):
         assert part in str(caught.value)
-    gone = Source(url="http://127.0.0.1:0/a.gz", md5="", files=(File(name="a", size=1),))
+    gone = Source(url="http://127.0.0.1:0/a.gz", size=1, md5="", files=(File(name="a", size=1),))
     with pytest.raises(DataError, match=r"cannot download http://127.0.0.1:0/a.gz \("):
         fetch("gone", tmp_path, sources={"gone": [gone]})
+    assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("length", ["abc", "-1", "0x10", "9" * 5000])
+def test_a_wrong_length_of_an_answer_changes_nothing(
+    length: str, tmp_path: Path, web: Web, two: dict[str, list[Source]]
+) -> None:
+    web.length = length
+    try:
+        fetch("two", tmp_path, sources=two)
+    except DataError as error:
+        assert "two/a.gz" in str(error)
+    else:
+        assert set(verify("two", tmp_path, sources=two).values()) == {"ok"}
+
+
+def test_a_download_ends_at_its_published_size(tmp_path: Path, web: Web) -> None:
+    """The server would send 600 MB. It gets rid of the published size and of what fits into buffers."""
+    page = bytes(1 << 20)
+    source = web.source("a.gz", page, file_of("a", b"a"))
+    web.repeats = 600
+    with pytest.raises(
+        DataError, match=r"a.gz has more than the 1,048,576 bytes that are published; nothing is"
+    ):
+        fetch("a", tmp_path, sources={"a": [source]})
+    assert web.answered.wait(PATIENCE)
+    assert web.sent < 100 << 20
     assert everything_below(tmp_path) == []
 
 
@@ -227,6 +265,7 @@ def test_every_task_has_its_sources(tmp_path: Path) -> None:
     assert fetch("mnist-10k", tmp_path) == []
     for sources in OFFICIAL.values():
         assert all(len(source.md5) == 32 for source in sources)
+        assert all(source.size < sum(file.size for file in source.files) for source in sources)
         assert all(len(file.md5 or 32 * "0") == 32 for source in sources for file in source.files)
 
 

@@ -218,6 +218,18 @@ def test_damaged_idx_files_are_refused(tmp_path: Path, name: str, content: bytes
         read_idx(tmp_path / name, 1)
 
 
+@pytest.mark.parametrize(("name", "pack"), [("a", bytes), ("a.gz", gzip.compress), ("a.xz", lzma.compress)])
+def test_a_small_file_cannot_unpack_to_gigabytes(
+    name: str, pack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", len(GOOD))
+    (tmp_path / name).write_bytes(pack(GOOD))
+    assert len(read_idx(tmp_path / name, 1)) == 6
+    (tmp_path / name).write_bytes(pack(GOOD + b"\0"))
+    with pytest.raises(DataError, match=f"{name} has more than 14 bytes. Remove it, and fetch it again"):
+        read_idx(tmp_path / name, 1)
+
+
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read .*Is a directory"):
         read_idx(tmp_path, 1)

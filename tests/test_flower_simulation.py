@@ -15,6 +15,7 @@ from signvote import checkpoint
 from signvote.sim import train
 from tests.flower_apps.same import CONFIGS, TASK
 from tests.flower_cluster import cluster, write_app
+from tests.ranks import PATIENCE
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
@@ -57,7 +58,8 @@ def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
-        settings = ["-c", "rounds=5 local-steps=4 step=0.004", "--federation-config", TWO_ACTORS]
+        config = f"rounds=5 local-steps=4 step=0.004 deadline={PATIENCE}"
+        settings = ["-c", config, "--federation-config", TWO_ACTORS]
         printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
     assert len(accuracies) == 6, printed

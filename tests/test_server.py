@@ -2,16 +2,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from signvote import ConfigError, Layout, Server, StateError, Worker
-from signvote.core.ballot import parse
-from signvote.core.bits import coin_for, pack_signs
+from signvote import ConfigError, Layout, Server, StateError, Worker, checkpoint
+from signvote.core.ballot import HEADER, Kind, parse
+from signvote.core.bits import coin_for, pack_signs, unpack_signs
 from signvote.core.encoder import Encoder
-from signvote.core.rules import make_rule
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.rules import RULES, make_rule
+from signvote.core.vote import Voters, Votes, empty_decision
 from tests.test_rules import LAYOUT, ballots, decision_of, message, signs
 
 
@@ -69,12 +73,67 @@ def test_a_worker_that_abstains_is_reported_with_its_reason() -> None:
     assert not server.report.refused
 
 
-@pytest.mark.parametrize("rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement"])
-def test_nobody_answered(rule: str) -> None:
-    """Under coin every coordinate is tossed, under abstain none moves; trust learns nothing."""
-    tossed = decision_of(Server(LAYOUT, rule).decide(1, {}))
-    assert 0 < (tossed > 0).sum() < tossed.numel()
-    assert not decision_of(Server(LAYOUT, rule, zeros="abstain").decide(1, {})).any()
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+def test_nobody_answered_and_nothing_moves(rule: str, zeros: Any) -> None:
+    """The decision is a header alone; trust learns nothing; the report says so."""
+    server = Server(LAYOUT, rule, zeros=zeros)
+    before = server.state_dict()["rule"]
+    message = server.decide(1, {3: b"garbage"})
+    assert len(message) == HEADER.size
+    assert not decision_of(message).any()
+    assert not server.report.is_decided
+    assert server.report.voters == ()
+    assert str(server.state_dict()["rule"]) == str(before)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_below_the_quorum_nothing_moves(rule: str) -> None:
+    """In messages and in planes on a device, where who votes may be known there only."""
+    options: dict[str, Any] = {"warmup": 0} if rule == "it-signsgd" else {}
+    server = Server(LAYOUT, rule, min_voters=4, **options)
+    y = signs(1, ternary=False)
+    some = {m: message(y[m], m, 1) for m in range(3)}
+    assert not decision_of(server.decide(1, some)).any()
+    assert not server.report.is_decided
+    assert server.report.voters == ()
+    there = Server(LAYOUT, rule, min_voters=4, **options)
+    parsed = [parse(ballot, layout=LAYOUT, run=0) for ballot in ballots(y, 1).values()]
+    votes = replace(Votes.stack(parsed, 0, LAYOUT.size), present=torch.arange(7) < 3)
+    decision = there.decide_planes(1, votes)
+    assert decision.support is not None
+    assert not decision.support.any()
+    assert not there.report.is_decided
+    workers = Voters(workers=tuple(range(7)))
+    assert torch.equal(there.rule.weights(workers), server.rule.weights(workers))
+    four = replace(votes, present=torch.arange(7) < 4)
+    found = unpack_signs(there.decide_planes(2, four), LAYOUT.size)
+    parsed_four = {m: message(y[m], m, 2) for m in range(4)}
+    assert torch.equal(found, decision_of(server.decide(2, parsed_four)))
+    assert there.report.is_decided
+
+
+def test_a_worker_applies_a_decision_that_moves_nothing() -> None:
+    model = torch.nn.Linear(3, 2)
+    before = [p.detach().clone() for p in model.parameters()]
+    worker = Worker(model, 0)
+    worker.apply(Server(worker.layout).decide(1, {}), step=0.5)
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+
+
+def test_workers_may_be_named_by_numpy_integers(tmp_path: Path) -> None:
+    server = Server(LAYOUT, "robust")
+    y = signs(1, ternary=False)
+    sent: Any = {np.int64(m): message(y[m], m, 1) for m in range(5)}
+    server.decide(1, sent)
+    checkpoint.save(tmp_path / "server", server.state_dict())
+    resumed = Server(LAYOUT, "robust")
+    resumed.load_state_dict(checkpoint.load(tmp_path / "server"))
+    assert (
+        resumed.rule.weights(Voters(workers=(0, 4))).tolist()
+        == server.rule.weights(Voters(workers=(0, 4))).tolist()
+    )
 
 
 def test_rounds_only_go_forward() -> None:
@@ -204,3 +263,13 @@ def test_ballots_are_admitted_before_a_round_is_decided() -> None:
         server.decide(2, admitted)
     assert server.decide(1, admitted) == at_once.decide(1, sent)
     assert str(server.state_dict()) == str(at_once.state_dict())
+
+
+def test_a_server_may_refuse_a_form() -> None:
+    server = Server(LAYOUT, "majority", kinds=(Kind.DENSE,))
+    y = signs(1, ternary=False)
+    few = y[1].clone()
+    few[3:] = 0
+    server.decide(1, {0: message(y[0], 0, 1), 1: message(few, 1, 1)})
+    assert server.report.voters == (0,)
+    assert [refusal.worker for refusal in server.report.refused] == [1]

@@ -163,6 +163,21 @@ def test_namesakes_are_told_apart() -> None:
     assert names[3] == name_of(configs[3])
 
 
+def test_a_name_is_never_too_long_for_a_folder(tmp_path: Path) -> None:
+    """It is cut before anything starts; the digest of all settings tells runs apart."""
+    many = tuple(f"0:{t}:{t + 9}" for t in range(60))
+    configs = [small(absent=many, seed=seed, rounds=9) for seed in (0, 1)]
+    configs += [small(absent=(*many, "3:1"), rounds=rounds, batch_sizes=(2,) * 90) for rounds in (9, 8)]
+    configs.append(Config(task="é" * 200, rule="pooled", batch_sizes=(2, 2)))
+    names = [*names_of(configs), *map(name_of, configs[:3])]
+    assert len(set(names[:5])) == 5
+    for name in names:
+        assert len(name.encode()) <= 255
+        (tmp_path / name).mkdir(exist_ok=True)
+    assert names[0].startswith("mnist-10k-pooled-tuned-batches-absent=0_0_9+0_1_10+")
+    assert names_of(configs) == names[:5], "the same run has the same folder again"
+
+
 def test_runs_of_equal_batches_follow_each_other() -> None:
     configs = [small(batch_sizes=sizes) for sizes in ((4, 4), (8, 8), (4, 4), (8, 8), (2, 2))]
     assert in_order([0, 1, 2, 3, 4], configs) == [0, 2, 1, 3, 4]
@@ -235,11 +250,12 @@ def test_a_study_that_cannot_be_run(
 def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     """No process is started, no folder made; what nobody asks for stays, other settings are other runs."""
     config, other = small(), small(rounds=99)
+    made_up = made_up_run("majority")
     runs = [
-        made_up_run() | {"config": c.as_dict(), "rounds_done": c.rounds, "status": status}
+        made_up | {"config": c.as_dict(), "rounds_done": c.rounds, "status": status}
         for c, status in ((other, "interrupted"), (config, "done"))
     ]
-    runs.append(made_up_run() | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
+    runs.append(made_up | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
     write(tmp_path / name, results_of(*runs))
     seen: list[tuple[int, int, float]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
@@ -359,8 +375,8 @@ def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> 
     """So that the same run of another seed is shown beside them."""
     config = Config(task="mnist-10k", model="mlp", rule="pooled").as_dict()
     older = {k: v for k, v in config.items() if k not in ("decay", "feedback", "top")}
-    strange = {"task": "mnist-10k", "rule": "no rule of ours"}
-    runs = [{"config": c, "status": "done"} for c in (older, strange)]
+    strange = {"task": "mnist-10k", "rule": "no rule of ours", "batch_sizes": [4], "seed": 0}
+    runs = [made_up_run("majority") | {"config": c} for c in (older, strange)]
     path = tmp_path / "results.json"
     path.write_text(json.dumps({"format": FORMAT, "command": "", "runs": runs}))
     assert [run["config"] for run in read(path)["runs"]] == [config, strange]

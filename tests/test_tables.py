@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 from studies import tables
 
-from signvote.results import Result, results_of
+from signvote.results import Result, results_of, write
+from tests.test_report import made_up_run
 
 
 def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> Result:
@@ -82,7 +82,9 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(results_of([run("majority", 0.8), run() | {"status": "interrupted"}])))
+    whole = made_up_run(batch_sizes=[4, 4, 4, 16, 16, 16]) | {"accuracy_by_class": [0.9, 0.5, 0.8]}
+    done = whole | {"config": whole["config"] | {"rule": "majority"}}
+    write(path, results_of([done, whole | {"status": "interrupted"}]))
     monkeypatch.setattr(sys, "argv", ["tables", "labels", str(path)])
     tables.main()
     assert "majority" in capsys.readouterr().out

@@ -227,6 +227,24 @@ def test_a_worker_with_a_gradient_that_is_not_finite_takes_no_part(
     assert results[0]["trust"] == results[1]["trust"]
 
 
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_round_without_a_finite_gradient_moves_nothing(digits: Task, rule: str, zeros: Zeros) -> None:
+    """One by one and together: parameters, decay included, bytes and trust."""
+    data = Data(inputs=torch.full((64, 784), torch.inf), labels=digits.train.labels[:64])
+    task = Task(name="own", train=data, test=data, model=lambda: nn.Linear(784, 10))
+    config = small(rule, recipe="tuned", zeros=zeros, rounds=3, batch_sizes=(4, 8, 16), decay=0.5)
+    before = Run(config, task).gradients.x.clone()
+    runs = [finished(config, task, Machine(together=way)) for way in (False, True)]
+    for run in runs:
+        assert torch.equal(run.gradients.x, before)
+        assert run.server is not None
+        assert not run.server.report.is_decided
+    results = [run.result("done") for run in runs]
+    for same in ("bytes_up", "bytes_down", "trust"):
+        assert results[0][same] == results[1][same], same
+
+
 @pytest.mark.parametrize("rule", ["pooled", "it-signsgd", "oracle"])
 @pytest.mark.parametrize("ways", [(True, False), (False, True)])
 def test_a_run_goes_on_the_other_way(
@@ -280,7 +298,7 @@ def test_the_true_gradient_is_that_of_all_data(digits: Task) -> None:
 def test_the_same_ballots_give_the_same_decision_anywhere(rule: str, zeros: Zeros, device: str) -> None:
     """Bytes on the CPU and planes on a device, one server each: decisions and trust to the bit."""
     layout, n = Layout([("a", (7, 11)), ("b", (90,))]), 167
-    options = {"warmup": 2} if rule == "it-signsgd" else {}
+    options: dict[str, Any] = {"warmup": 2} if rule == "it-signsgd" else {}
     here, there = (Server(layout, rule, run=5, zeros=zeros, **options) for _ in range(2))
     encoders = [Encoder(layout, m, Encoding(zeros=zeros), run=5, batch_size=m + 1) for m in range(5)]
     for t in range(1, 8):

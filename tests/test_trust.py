@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
@@ -13,7 +15,7 @@ from signvote.core.it_signsgd import CoordinateTrust, ItSignSGD
 from signvote.core.pairs import AgreementTrust, agreement_crossover
 from signvote.core.rules import Agreement, Majority, Pooled
 from signvote.core.trust import CountTrust, Evidence
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes, cpu
 from signvote.kernels.reference import pack
 from tests import reference as obvious
@@ -197,7 +199,7 @@ def test_forgetting_per_coordinate_is_a_smaller_capacity() -> None:
             p = [0.02] * 6 + [0.02 if t < 300 else 0.9]
             rule.learn(rule.vote(empty_decision(n, Coin(t)), stacked(sent(p, n)), Coin(t)))
         turned[forgetting] = counted(rule.trust, 6).mean().item()
-    assert rule.trust.capacity == round(2 * math.log(0.5) / math.log(0.98)) == 69
+    assert rule.trust.capacity == 2 * round(math.log(0.5) / math.log(0.98)) == 68
     assert turned[0.98] > 0.8
     assert turned[1.0] < 0.5
 
@@ -294,3 +296,42 @@ def test_evidence_arrives_without_workers_that_did_not_vote(paired: bool) -> Non
         assert counted_pairs is None or counted_pairs.tolist() == [[[0, 2], [6, 8]]]
     whole = Evidence(workers=(4, 5, 6), mismatches=counts, cast=counts, present=torch.ones(3).bool())
     assert whole.sent()().workers == (4, 5, 6)
+
+
+@given(st.sampled_from([0.5, 0.9, 0.98, 0.99]), st.floats(0, 1), st.integers(1, 200))
+def test_counters_never_leave_their_table(forgetting: float, p: float, rounds: int) -> None:
+    """An always wrong worker keeps p = 1 and a weight of -10, however often its counters were halved."""
+    n = 64
+    rule = ItSignSGD(Layout([("x", (n,))]), warmup=0, forgetting=forgetting)
+    for _ in range(rounds):
+        y = torch.ones(5, n)
+        y[4] = -1
+        y[3] = torch.where(torch.rand(n) < p, -1, 1)
+        rule.learn(rule.vote(empty_decision(n, None), stacked(y), None))
+        assert (counted(rule.trust, 4) == 1).all()
+        assert (counted(rule.trust, 3) <= 1).all()
+        assert (rule.weights(Voters(workers=(4,))) == -10_240).all()
+
+
+def test_counters_of_the_largest_capacity_never_leave_their_table() -> None:
+    trust = CoordinateTrust(64, warmup=0, max_llr=10)
+    trust.admit([0])
+    for _ in range(3 * trust.FULL):
+        trust.counters.view(torch.int16).add_(2)
+        trust.learn(Evidence(workers=(0,), mismatches=torch.zeros(1, 1), cast=torch.zeros(1, 1)))
+    assert (counted(trust, 0) == 1).all()
+
+
+def test_a_newcomer_without_warmup_has_a_weight_of_one() -> None:
+    rule = ItSignSGD(Layout([("x", (64,))]), warmup=0)
+    assert (rule.weights(Voters(workers=(8,))) == 1024).all()
+
+
+def test_a_round_cannot_be_counted_twice() -> None:
+    rule = ItSignSGD(Layout([("x", (64,))]), warmup=0)
+    votes = stacked(torch.ones(3, 64))
+    evidence = rule.vote(empty_decision(64, None), votes, None)
+    with pytest.raises(ConfigError, match="decided in this round; call `learn` before"):
+        rule.vote(empty_decision(64, None), votes, None)
+    rule.learn(evidence)
+    rule.vote(empty_decision(64, None), votes, None)

@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file. After a crash it holds all of the old data or all of the new data."""
+def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+    """Replace a file. After a crash it holds all of the old data or all of the new data, part after part."""
     new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         with open(new, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)

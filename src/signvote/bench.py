@@ -190,7 +190,7 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Work]:
         "pack, abstaining": lambda: kernel.sign_planes(x, None),
         "majority": lambda: majority.vote(out, votes, coin),
         "pooled": lambda: kernel.vote_(out, votes.planes, weights, coin, (0, n)),
-        "it-signsgd": lambda: paper.vote(out, votes, coin),
+        "it-signsgd": lambda: paper.learn(paper.vote(out, votes, coin)),
         "pairwise agreement": lambda: kernel.disagreements(votes.planes, n),
         "step": lambda: kernel.step_(x, decision, 0, 1e-3),
     }

@@ -50,7 +50,7 @@ def upgraded(
     while oldest - 1 in upgrades:
         oldest -= 1
     found = stored.get(key)
-    if not isinstance(found, int) or found < 1:
+    if type(found) is not int or found < 1:
         raise StateError(f"{what}: {key} is {found!r}, which signvote never wrote")
     if found > newest:
         raise StateError(

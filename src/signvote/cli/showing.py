@@ -43,7 +43,8 @@ def run_all(
     trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> None:
     """Run the configurations that are not finished, show their progress, then write and print all results."""
-    from signvote.results import identity, identity_of
+    from signvote import report
+    from signvote.results import identity, identity_of, locked, read, results_file
     from signvote.sim.compare import compare
 
     if jobs is not None and jobs < 1:
@@ -80,7 +81,10 @@ def run_all(
             trackers=trackers,
         )
     if results["runs"]:
-        show(results, out)
+        with locked(out):  # another comparison may add runs
+            results = read(results_file(out))
+            report.write_views(results, out)
+        tell(results, out)
     done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
     left = sum(identity(config) not in done for config in configs)
     if left:
@@ -92,9 +96,16 @@ def run_all(
 def show(results: dict[str, Any], out: Path, baseline: str = "majority") -> None:
     """Write the report, and print its table."""
     from signvote import report
-    from signvote.report import terminal
 
     report.write(results, out, baseline)
+    tell(results, out, baseline)
+
+
+def tell(results: dict[str, Any], out: Path, baseline: str = "majority") -> None:
+    """Print the table of a report, and where its page is."""
+    from signvote import report
+    from signvote.report import terminal
+
     console = Console()
     for table in terminal.tables_of(report.table(results, baseline), baseline):
         console.print(table)

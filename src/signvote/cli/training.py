@@ -216,7 +216,10 @@ class Report:
         if self.baseline != "majority":
             check_name("rule", self.baseline, dict.fromkeys(run["config"]["rule"] for run in results["runs"]))
         self.out.mkdir(parents=True, exist_ok=True)
-        show(results, self.out, self.baseline)
+        try:
+            show(results, self.out, self.baseline)
+        except ConfigError as error:
+            raise ConfigError(f"{', '.join(map(str, self.folders))}: {error}") from None
 
 
 def _results_in(folder: Path) -> Path:

@@ -5,17 +5,20 @@
 
     dense     count = N; the signs, ceil(N / 8) bytes, bit i of byte b is coordinate 8 b + i, 1 = positive
     abstain   count = votes; who voted, ceil(N / 8) bytes, then the signs, 0 where nobody voted
-    sparse    count = votes; which coordinates (see sparse.py), then their signs, ceil(count / 8) bytes
+    sparse    count = votes; which coordinates (see sparse.py), then their signs, ceil(count / 8) bytes; only
+              where that is not longer than the forms above
 
 A decision is the server's own ballot: same form, worker id SERVER. Parsing trusts nothing. It checks every length
-against the layout before it allocates memory. Every accepted message encodes back to the same bytes. Every other
-message raises a BallotError, whose `reason` can be counted.
+against the layout before it allocates memory, and whatever the form, it allocates at most two planes and a few
+megabytes. Every accepted message encodes back to the same bytes. Every other message raises a BallotError, whose
+`reason` can be counted.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -109,12 +112,10 @@ class Ballot:
         )
 
     def thinned(self) -> Ballot:
-        """The same votes, written as sparse."""
-        support = self.support
-        if support is None:
-            ones = np.ones(self.layout.size, np.uint8)
-            support = np.packbits(ones, bitorder="little")
-        return replace(self, kind=Kind.SPARSE, support=support)
+        """The same votes, written as sparse, unless another form is shorter (`sparse.pays`)."""
+        if self.support is None or not sparse.pays(self.layout.size, self.count):
+            return self
+        return replace(self, kind=Kind.SPARSE)
 
     @property
     def count(self) -> int:
@@ -157,10 +158,7 @@ class Ballot:
             return self.signs.tobytes()
         if self.kind is Kind.ABSTAIN:
             return self.support.tobytes() + self.signs.tobytes()
-        indices = np.flatnonzero(_unpacked(self.support))
-        signs = np.packbits(_unpacked(self.signs)[indices], bitorder="little")
-        code = sparse.encode_indices(indices, self.layout.size)
-        return code + signs.tobytes()
+        return sparse.encode_body(self.signs, self.support, self.layout.size)
 
 
 def parse(
@@ -170,6 +168,7 @@ def parse(
     run: int,
     round: int | None = None,
     worker: int | None = None,
+    kinds: Collection[Kind] = tuple(Kind),
 ) -> Ballot:
     """The ballot that a message holds, or a BallotError.
 
@@ -179,11 +178,15 @@ def parse(
         run: our run's number; a ballot of another run is refused.
         round: the round being decided; a ballot for another round is refused as late or future. None: any.
         worker: the sender, as the transport knows it; None: the worker that the header names.
+        kinds: the forms that are accepted. An abstention for the whole round, a header alone, always is.
 
     """
     fields = _read_header(message)
     _check_identity(fields, layout, run, round, worker)
     kind = Kind(fields.kind)
+    if kind not in kinds and not fields.reason:
+        accepted = ", ".join(each.name.lower() for each in sorted(kinds))
+        raise BallotError("kind", f"{kind.name.lower()} ballot; this server accepts {accepted}")
     body = memoryview(message)[HEADER.size :]
     _check_size(kind, layout.size, fields.votes, len(body), fields.reason)
     header = message[: HEADER.size - 4] + bytes(4)
@@ -251,13 +254,13 @@ def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
         raise BallotError("kind", f"a worker that abstains ({REASONS[reason]}) cannot vote")
     if kind is not Kind.SPARSE:
         least = most = bytes_for(n) * (1 + kind)
+    elif sparse.pays(n, count):
+        least = sparse.least_bytes(n, count)
+        most = sparse.most_bytes(n, count)
     else:
-        signs = bytes_for(count)
-        most = sparse.most_bytes(n, count) + signs
-        least = 0
-        if count:
-            unary = bytes_for(count)  # at least one bit per index
-            least = sparse.remainder_bytes(n, count) + unary + signs
+        raise BallotError(
+            "count", f"sparse ballot of {count} votes on {n} coordinates; another form is shorter"
+        )
     if not least <= size <= most:
         wanted = f"{most}" if least == most else f"{least} to {most}"
         raise BallotError("length", f"{kind.name.lower()} body of {size} bytes; wanted {wanted}")
@@ -266,38 +269,16 @@ def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
 def _read_body(kind: Kind, body: Bytes, n: int, count: int) -> tuple[Bytes, Bytes | None]:
     """(signs, support), packed. Refuses a body that no encoder writes."""
     if kind is Kind.DENSE:
-        _check_padding(body, n)
+        sparse.check_padding(body, n)
         return body, None
     if kind is Kind.ABSTAIN:
         support = body[: bytes_for(n)]
         signs = body[bytes_for(n) :]
-        _check_padding(support, n)
+        sparse.check_padding(support, n)
         votes = count_ones(support)
         if votes != count:
             raise BallotError("count", f"{votes} votes in the ballot, {count} in its header")
         if np.any(signs & ~support):
             raise BallotError("padding", "signs are set where there is no vote")
         return signs, support
-    split = body.size - bytes_for(count)
-    indices = sparse.decode_indices(body[:split], n, count)
-    packed = body[split:]
-    _check_padding(packed, count)
-    bits = np.unpackbits(packed, count=count, bitorder="little")
-    ones = np.ones(count, np.uint8)
-    return _scatter(indices, bits, n), _scatter(indices, ones, n)
-
-
-def _check_padding(packed: Bytes, n: int) -> None:
-    used = n % 8  # bits of the last byte; 0: all
-    if used and packed[-1] >> used:
-        raise BallotError("padding", "padding bits are not zero")
-
-
-def _unpacked(packed: Bytes) -> Bytes:
-    return np.unpackbits(packed, bitorder="little")
-
-
-def _scatter(indices: sparse.Indices, bits: Bytes, n: int) -> Bytes:
-    plane = np.zeros(n, np.uint8)
-    plane[indices] = bits
-    return np.packbits(plane, bitorder="little")
+    return sparse.decode_body(body, n, count)

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from signvote.core.bits import check_number, coin_for
 from signvote.core.pairs import PairCounts, Verdict, judge
 from signvote.core.rule import Ranges
-from signvote.core.trust import CountTrust, Evidence, State
+from signvote.core.trust import FEW, CountTrust, Evidence, State
 from signvote.core.vote import Votes
 from signvote.errors import ConfigError
 from signvote.kernels import WORD, Planes, backend, upload, words_for
@@ -160,6 +160,11 @@ class GuardedTrust:
             unit=torch.where(at < new, unit[at], alone),
         )
 
+    @property
+    def workers(self) -> list[int]:
+        """The workers about which something is known."""
+        return self.pairs.workers
+
     def learn(self, evidence: Evidence) -> None:
         """Add the evidence of a whole round."""
         pooled = replace(
@@ -167,14 +172,15 @@ class GuardedTrust:
             mismatches=evidence.mismatches.sum(1, keepdim=True),
             cast=evidence.cast.sum(1, keepdim=True),
         )
-        self.counts.learn(pooled)
+        if len(evidence.workers) >= FEW:
+            self.counts.learn(pooled)
         self.pairs.learn(evidence)
         self._judge()
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker."""
-        self.counts.forget(worker)
-        self.pairs.forget(worker)
+    def forget(self, *workers: int) -> None:
+        """Drop everything about these workers."""
+        self.counts.forget(*workers)
+        self.pairs.forget(*workers)
         self._judge()
 
     def state_dict(self) -> State:
@@ -186,8 +192,10 @@ class GuardedTrust:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
+        pairs = PairCounts(self.pairs.groups, self.pairs.forgetting)
+        pairs.load_state_dict(state["pairs"])
         self.counts.load_state_dict(state["counts"])
-        self.pairs.load_state_dict(state["pairs"])
+        self.pairs = pairs
         self._judge()
 
     def _judge(self) -> None:

@@ -12,13 +12,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.core.rule import Ranges, Rule
-from signvote.core.trust import Evidence, State, check_forgetting, numbered
-from signvote.core.vote import MAX_LLR, ONE, Voters, Votes, checked_llr, fixed_point, llr_weights
+from signvote.core.trust import Evidence, State, check_counts, check_forgetting, numbered, numbered_once
+from signvote.core.vote import MAX_LLR, MOST, ONE, Voters, Votes, checked_llr, fixed_point, llr_weights
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Coin, CoordinateWeights, Planes, backend, upload, words_for
 
@@ -27,7 +28,7 @@ class Past(NamedTuple):
     """The part of a worker's history that selects its table of weights; workers with equal pasts share one."""
 
     rounds: int  # in its counters
-    is_warmup: bool
+    is_plain: bool  # its vote counts one: it warms up, or was never counted
 
     @property
     def values(self) -> int:
@@ -46,8 +47,9 @@ class CoordinateTrust:
         0    vote and decision agree, or both are missing; while a coordinate has no gradient, p falls
 
     When the counters of a worker are full, after `capacity` rounds, they are halved together with its
-    number of rounds: p stays, and the past counts half. Forgetting is a smaller capacity, twice the
-    number of rounds in which forgetting^t falls to 1/2.
+    number of rounds: p stays, and the past counts half. The capacity is even, so that a counter cannot
+    exceed its rounds. Forgetting is a smaller capacity, twice the number of rounds in which forgetting^t
+    falls to 1/2.
 
     Args:
         n: number of coordinates.
@@ -58,7 +60,7 @@ class CoordinateTrust:
 
     """
 
-    FULL = 16383  # rounds: 2 halves each, doubled once more for the lookup by sign, fill 16 bits
+    FULL = 16382  # rounds: 2 halves each, doubled once more for the lookup by sign, fill 16 bits
 
     def __init__(
         self,
@@ -87,9 +89,14 @@ class CoordinateTrust:
         if forgetting == 1:
             return self.FULL
         half_life = math.log(0.5) / math.log(forgetting)
-        rounds = round(2 * half_life)
+        rounds = 2 * round(half_life)
         fitting = min(rounds, self.FULL)
         return max(2, fitting)
+
+    @property
+    def workers(self) -> list[int]:
+        """The workers that have counters."""
+        return list(self.slots)
 
     def admit(self, workers: Sequence[int], device: torch.device | str = "cpu") -> None:
         """Add counters for new workers, and move all counters to this device."""
@@ -129,7 +136,7 @@ class CoordinateTrust:
     def _past(self, worker: int) -> Past:
         return Past(
             rounds=self._rounds[worker],
-            is_warmup=self._seen[worker] < self.warmup,
+            is_plain=self._seen[worker] < self.warmup or self._rounds[worker] == 0,
         )
 
     def _table(self, past: Past) -> Tensor:
@@ -138,7 +145,7 @@ class CoordinateTrust:
         rounds = max(1, past.rounds)
         p = halves / (2 * rounds)  # (paper, eq. 4)
         weights = fixed_point(llr_weights(p, max_llr=self.max_llr))  # (paper, eq. 3)
-        if past.is_warmup:
+        if past.is_plain:
             weights.fill_(ONE)
         return torch.cat([-weights, weights])
 
@@ -147,7 +154,7 @@ class CoordinateTrust:
         for worker in evidence.workers:
             self._seen[worker] += 1
             self._rounds[worker] += 1
-            if self._rounds[worker] == self.capacity:
+            if self._rounds[worker] >= self.capacity:
                 self._halve(worker)
 
     def _halve(self, worker: int) -> None:
@@ -155,15 +162,17 @@ class CoordinateTrust:
         counters = self.counters[:, slot]
         halved = counters.to(torch.int32) >> 1
         counters.copy_(halved)
-        self._rounds[worker] //= 2
+        self._rounds[worker] = -(-self._rounds[worker] // 2)
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker, its counters included."""
-        if worker not in self.slots:
+    def forget(self, *workers: int) -> None:
+        """Drop everything about these workers, their counters included."""
+        gone = self.slots.keys() & set(workers)
+        if not gone:
             return
-        del self.slots[worker]
-        del self._rounds[worker]
-        del self._seen[worker]
+        for worker in gone:
+            del self.slots[worker]
+            del self._rounds[worker]
+            del self._seen[worker]
         columns = list(self.slots.values())
         bits = self.counters.view(torch.int16)  # CUDA indexes no uint16
         left = bits[:, columns].contiguous()
@@ -172,7 +181,7 @@ class CoordinateTrust:
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        workers = list(self.slots)
+        workers = self.workers
         return {
             "workers": workers,
             "rounds": [self._rounds[worker] for worker in workers],
@@ -185,10 +194,22 @@ class CoordinateTrust:
         workers = state["workers"]
         rounds = state["rounds"]
         seen = state["seen"]
-        self.slots = numbered(workers)
+        slots = numbered_once(workers)
+        self._check(rounds, seen, state["counters"])
+        self.slots = slots
         self._rounds = dict(zip(workers, rounds, strict=True))
         self._seen = dict(zip(workers, seen, strict=True))
         self.counters = state["counters"].clone()
+
+    def _check(self, rounds: Sequence[int], seen: Sequence[int], counters: Tensor) -> None:
+        """Raise unless every worker was seen as often as it was counted, and no counter exceeds its rounds."""
+        counted = torch.tensor(rounds, dtype=torch.int64)
+        ever = torch.tensor(seen, dtype=torch.int64)
+        check_counts(counted, ever.clamp_max(self.capacity))
+        bits = counters.view(torch.int16)
+        if bits.numel():
+            check_counts(bits.amin((0, 2)), 2 * counted)
+            check_counts(bits.amax((0, 2)), 2 * counted)
 
 
 def _padded(tables: Sequence[Tensor]) -> Tensor:
@@ -215,6 +236,7 @@ class ItSignSGD(Rule):
     """
 
     name = "it-signsgd"
+    remembers = 1_000
     trust: CoordinateTrust
 
     def __init__(
@@ -248,12 +270,16 @@ class ItSignSGD(Rule):
             forgetting=self.forgetting,
             zero_is_symbol=self.zero_is_symbol,
         )
+        self._voted = np.zeros(
+            len(self.trust.counters), bool
+        )  # words that are decided since the last `learn`
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The kernel decides and updates the counters of these coordinates in one pass."""
-        self.trust.admit(votes.workers, votes.device)
         word = self._word(votes)
         words = votes.planes.signs.shape[1]
+        self._open(word, words, len(votes.workers))
+        self.trust.admit(votes.workers, votes.device)
         weights = self.trust.weights(votes.workers, word, words)
         if votes.present is not None:
             slots = torch.where(votes.present, weights.slots, -1)
@@ -272,6 +298,22 @@ class ItSignSGD(Rule):
             cast=cast[:, None],
             present=votes.present,
         )
+
+    def _open(self, word: int, words: int, workers: int) -> None:
+        """Raise if these words have been decided in this round: their counters would count it twice."""
+        if workers > MOST:
+            raise ConfigError(f"{workers} workers; a tally holds the votes of {MOST}")
+        voted = self._voted[word : word + words]
+        if voted.any():
+            raise ConfigError(
+                "these coordinates are decided in this round; call `learn` before the next vote"
+            )
+        voted[:] = True
+
+    def learn(self, evidence: Evidence) -> None:
+        """See Rule."""
+        self._voted[:] = False
+        super().learn(evidence)
 
     def weights(self, voters: Voters) -> Tensor:
         """The weight at every coordinate owned, (workers, coordinates) int32: to inspect, not to decide."""
@@ -313,9 +355,10 @@ class ItSignSGD(Rule):
         states = (state, *parts) if is_mine else ()
         workers = len(state.get("workers", ()))
         counters, missing = self._gathered(states, workers)
-        super().load_state_dict(state | {"counters": counters})
-        if missing:
+        if is_mine and missing:
             raise StateError(f"{missing} words of the coordinates counted here are in no state given")
+        super().load_state_dict(state | {"counters": counters})
+        self._voted[:] = False
 
     def _gathered(self, states: Sequence[State], workers: int) -> tuple[Tensor, int]:
         """The counters of the words owned here, and how many of these words are in no state."""

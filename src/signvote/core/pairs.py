@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from signvote.core.trust import PRIOR, Evidence, State, check_forgetting, numbered
+from signvote.core.trust import (
+    FEW,
+    PRIOR,
+    Evidence,
+    State,
+    check_counts,
+    check_forgetting,
+    numbered,
+    numbered_once,
+)
 from signvote.errors import ConfigError
 
 SIGNIFICANT = 3.0  # standard deviations by which agreement must exceed chance
@@ -46,6 +55,11 @@ class PairCounts:
         self.forgetting = forgetting
         self.index: dict[int, int] = {}  # worker -> its row and column
         self.counts = torch.zeros(2, groups, 0, 0, dtype=torch.float64)  # differ, common
+
+    @property
+    def workers(self) -> list[int]:
+        """The workers that were counted."""
+        return list(self.index)
 
     def learn(self, evidence: Evidence) -> None:
         """Count one round of pairs."""
@@ -74,12 +88,10 @@ class PairCounts:
         rows = [self.index[worker] for worker in workers]
         return torch.tensor(rows, dtype=torch.int64)
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker."""
-        if worker not in self.index:
-            return
-        del self.index[worker]
-        left = list(self.index)
+    def forget(self, *workers: int) -> None:
+        """Drop everything about these workers."""
+        gone = set(workers)
+        left = [worker for worker in self.index if worker not in gone]
         at = self.rows(left)
         counts = self.counts[:, :, at]
         self.counts = counts[..., at]
@@ -88,16 +100,19 @@ class PairCounts:
     def state_dict(self) -> State:
         """Everything needed to resume."""
         return {
-            "workers": list(self.index),
+            "workers": self.workers,
             "counts": self.counts.clone(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
-        self.index = numbered(state["workers"])
-        workers = len(self.index)
-        counts = state["counts"].clone()
-        self.counts = counts.view(2, self.groups, workers, workers)
+        index = numbered_once(state["workers"])
+        workers = len(index)
+        counts = state["counts"].double().view(2, self.groups, workers, workers)
+        differ, common = counts
+        check_counts(differ, common)
+        self.index = index
+        self.counts = counts.clone()
 
 
 # ---- the rank-one fit ----------------------------------------------------------------------------
@@ -161,7 +176,7 @@ def agreement_crossover(c: Tensor) -> Tensor:
     ignored. A worker without any usable pair gets 1/2, which is a weight of 0.
     """
     m = len(c)
-    if m < 3:
+    if m < FEW:
         return _prior(m)
     c = c.double().clone()
     c.fill_diagonal_(torch.nan)
@@ -205,44 +220,32 @@ def _weighted_median(values: Tensor, weights: Tensor) -> float:
 def copies(c: Tensor) -> Tensor:
     """The unit of each worker, the number of its first member: copies of each other are one unit.
 
-    Two workers are copies if C_ij exceeds 1/2, and also the middle between 1 and the correlation that
-    other workers k, l explain: the median of C_ik C_jl / C_kl, which is a_i a_j for independent workers.
+    Two workers are copies if C_ij exceeds 1/2, and also the middle between 1 and a_i a_j, the correlation
+    of independent workers. The size of a_i follows from other workers k, l: a_i^2 = C_ik C_il / C_kl.
     So two strong workers that agree are no copies. Above 0.98 they are copies in any case, because many
     copies explain each other. Fewer than four workers explain nothing: then there are no copies.
     """
     workers = len(c)
-    alike = (c > COPIES).triu(1)
+    alike = (c > COPIES).fill_diagonal_(False)
     if workers < 4 or not alike.any():
         return torch.arange(workers)
-    i, j = alike.nonzero(as_tuple=True)
-    explained = _explained(c, i, j)
+    strength = _strengths(c)
+    explained = strength[:, None] * strength
     middle = (1 + explained) / 2
     limit = middle.clamp_max(SAME)
-    copied = c[i, j] > limit
-    first = i[copied]
-    second = j[copied]
-    linked = torch.zeros_like(c)
-    linked[first, second] = 1
-    linked[second, first] = 1
-    return _connected(linked)
+    return _connected(alike & (c > limit))
 
 
-def _explained(c: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """The correlation of each pair (i, j) that other workers explain, in [0, 1]; 0 if they cannot."""
+def _strengths(c: Tensor) -> Tensor:
+    """|a| of each worker: its square is the median of C_ik C_il / C_kl over a few other workers k, l."""
     never_met = c == 0
     met = torch.where(never_met, torch.nan, c)
     thirds = _most_typical(c)
-    is_i = thirds == i[:, None]
-    is_j = thirds == j[:, None]
-    own = is_i | is_j
     with_thirds = met[:, thirds]
-    with_i = torch.where(own, torch.nan, with_thirds[i])
-    with_j = torch.where(own, torch.nan, with_thirds[j])
-    among = with_thirds[thirds]
-    products = with_i[:, :, None] * with_j[:, None]
-    ratios = (products / among).flatten(1)
-    medians = ratios.nanmedian(1).values
-    return medians.nan_to_num(0).clamp(0, 1)
+    among = with_thirds[thirds]  # NaN on its diagonal, as on that of c
+    products = with_thirds[:, :, None] * with_thirds[:, None]
+    squares = (products / among).flatten(1).nanmedian(1).values
+    return squares.nan_to_num(0).clamp(0, 1).sqrt()
 
 
 def _most_typical(c: Tensor) -> Tensor:
@@ -253,13 +256,16 @@ def _most_typical(c: Tensor) -> Tensor:
 
 
 def _connected(linked: Tensor) -> Tensor:
-    """The first member of each worker's connected part of a graph."""
-    reach = linked.clone().fill_diagonal_(1)
-    doublings = len(linked).bit_length()
-    for _ in range(doublings):
-        paths = reach @ reach
-        reach = (paths > 0).double()
-    return reach.argmax(1)
+    """The first member of each worker's connected part of a graph, given as a symmetric matrix of bools."""
+    workers = len(linked)
+    first = torch.arange(workers)
+    while True:
+        of_neighbors = torch.where(linked, first, workers).amin(1)
+        earlier = first.minimum(of_neighbors)
+        earlier = earlier[earlier]  # what a neighbor has found, too
+        if torch.equal(earlier, first):
+            return first
+        first = earlier
 
 
 # ---- the verdict ---------------------------------------------------------------------------------
@@ -286,6 +292,8 @@ def judge(differ: Tensor, common: Tensor) -> Verdict | None:
     There is no verdict if no eigenvalue exceeds the noise, if fewer than three units are left, or if the
     believable workers are no majority: then a few may be misleading many.
     """
+    if differ.shape[-1] < FEW:
+        return None
     d, n = _with_whole(differ, common)
     met = n > 0
     c = torch.where(met, correlation(d, n), 0.0)
@@ -330,7 +338,7 @@ def _scores(c: Tensor, n: Tensor, unit: Tensor) -> Tensor:
     members = one_hot(numbers).double()  # (workers, units)
     share = members / members.sum(0)  # of each worker in its unit
     units = members.shape[1]
-    if units < 3:
+    if units < FEW:
         return torch.full_like(c[:, 0], torch.nan)
     among = share.T @ c @ share
     _clear_diagonal_(among)

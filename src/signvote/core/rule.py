@@ -16,7 +16,7 @@ from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.core.trust import Evidence, State, Trust
-from signvote.core.vote import Voters, Votes
+from signvote.core.vote import ONE, Voters, Votes, fit_tally
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import Coin, Planes, backend, upload
 
@@ -28,6 +28,7 @@ class Rule(ABC):
     """A way to decide from votes: see the module's docstring."""
 
     name: ClassVar[str]
+    remembers: ClassVar[int] = 100_000  # how many workers a server lets the rule know, unless it is told
     trust: Trust | None = None  # what the rule has learned; None: it learns nothing
 
     def __init__(self, layout: Layout) -> None:
@@ -56,14 +57,14 @@ class Rule(ABC):
         """
 
     def learn(self, evidence: Evidence) -> None:
-        """Add the evidence of a whole round."""
-        if self.trust is not None:
+        """Close a round with the evidence of all its votes."""
+        if self.trust is not None and evidence.workers:
             self.trust.learn(evidence)
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker that left for good."""
+    def forget(self, *workers: int) -> None:
+        """Drop everything about workers that left for good."""
         if self.trust is not None:
-            self.trust.forget(worker)
+            self.trust.forget(*workers)
 
     def identity(self) -> State:
         """The entries that a state must share with this rule to be loaded into it."""
@@ -95,7 +96,7 @@ class Rule(ABC):
 
 
 class WeightedRule(Rule):
-    """A rule with one weight per worker and group of coordinates.
+    """A rule with one weight per worker and group of coordinates, computed once a round.
 
     Args:
         layout: of the model.
@@ -103,10 +104,13 @@ class WeightedRule(Rule):
 
     """
 
+    equal_below: ClassVar[int] = 0  # with fewer voters every vote counts one, and nothing is learned
+
     def __init__(self, layout: Layout, per: Per = "worker") -> None:
         super().__init__(layout)
         if per not in ("worker", "tensor"):
             raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
+        self._round_weights: tuple[tuple[object, ...], Tensor] | None = None  # whose, and which
         self.groups = [(0, layout.size)]
         if per == "tensor":
             self.groups = [(segment.start, segment.stop) for segment in layout.segments]
@@ -114,9 +118,13 @@ class WeightedRule(Rule):
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule."""
         present = votes.present
-        weights = self.weights(votes)
+        weights = self._weights_of_round(votes)
         if present is not None:
-            weights = upload(weights, votes.device) * present[:, None]
+            weights = upload(weights, votes.device)
+            if self.equal_below:
+                few = present.sum() < self.equal_below
+                weights = torch.where(few, ONE, weights)
+            weights = weights * present[:, None]
         counts = self._decide(out, votes, weights, coin)
         if present is not None:
             counts *= present[:, None]
@@ -126,6 +134,30 @@ class WeightedRule(Rule):
             cast=counts[1],
             present=present,
         )
+
+    def learn(self, evidence: Evidence) -> None:
+        """See Rule."""
+        self._round_weights = None
+        if len(evidence.workers) >= self.equal_below:
+            super().learn(evidence)
+
+    def forget(self, *workers: int) -> None:
+        """See Rule."""
+        self._round_weights = None
+        super().forget(*workers)
+
+    def load_state_dict(self, state: State, *parts: State) -> None:
+        """See Rule."""
+        self._round_weights = None
+        super().load_state_dict(state, *parts)
+
+    def _weights_of_round(self, voters: Voters) -> Tensor:
+        """The weights of these voters, the same for all chunks of a round, and small enough for a tally."""
+        whose = (voters.workers, voters.batch_sizes)
+        if self._round_weights is None or self._round_weights[0] != whose:
+            fitting = fit_tally(self.weights(voters))
+            self._round_weights = (whose, fitting)
+        return self._round_weights[1]
 
     def _decide(
         self,

@@ -23,7 +23,7 @@ from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
 from signvote.core.pairs import AgreementTrust
 from signvote.core.rule import Per, Rule, WeightedRule
-from signvote.core.trust import CountTrust, Evidence, State
+from signvote.core.trust import FEW, CountTrust, Evidence, State
 from signvote.core.vote import (
     LARGEST,
     MAX_LLR,
@@ -74,6 +74,7 @@ class Pooled(WeightedRule):
     """
 
     name = "pooled"
+    equal_below = FEW
     trust: CountTrust
 
     def __init__(
@@ -91,7 +92,9 @@ class Pooled(WeightedRule):
         self.trust = CountTrust(len(self.groups), forgetting)
 
     def weights(self, voters: Voters) -> Tensor:
-        """log((1 - p) / p) of the pooled p (paper, eq. 3), scaled and capped."""
+        """log((1 - p) / p) of the pooled p (paper, eq. 3), scaled and capped; 1 while fewer than three vote."""
+        if len(voters.workers) < self.equal_below:
+            return torch.full((len(voters.workers), len(self.groups)), ONE, dtype=torch.int32)
         p = self.trust.crossover(voters.workers)
         learned = llr_weights(p, max_llr=self.max_llr)
         integers = fixed_point(scaled(learned))
@@ -135,6 +138,8 @@ class Agreement(WeightedRule):
     """
 
     name = "agreement"
+    remembers = 1_000
+    equal_below = FEW
     trust: AgreementTrust
 
     def __init__(self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR) -> None:
@@ -168,7 +173,8 @@ class Robust(WeightedRule):
         per: "tensor": a worker that disagrees in one tensor loses its vote in this tensor only.
         forgetting: of the pooled counts, per round.
         memory: forgetting of the pair counts; short, because a worker may turn at any time.
-        cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the rest.
+        cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the others
+            where these agree, if all have positive weights and declare the same batch size.
         by_size: apply the cap to weight / sqrt(declared batch size), so that a large batch may weigh more.
         sample: number of coordinates on which pairs are compared, if there are more.
         secret: chooses them; use a random number that workers do not know.
@@ -177,6 +183,7 @@ class Robust(WeightedRule):
     """
 
     name = "robust"
+    remembers = 1_000
     trust: GuardedTrust
 
     def __init__(
@@ -200,7 +207,7 @@ class Robust(WeightedRule):
         self.trust = GuardedTrust(len(self.groups), forgetting, memory)
 
     def weights(self, voters: Voters) -> Tensor:
-        """Pooled weights, guarded, capped, and divided among copies; 1 where no worker is left."""
+        """Pooled weights, guarded, divided among copies, and then capped; 1 where no worker is left."""
         shape = (len(voters.workers), len(self.groups))
         plain = torch.full(shape, ONE, dtype=torch.int32)
         verdict = self.trust.verdict(voters.workers)
@@ -208,14 +215,13 @@ class Robust(WeightedRule):
             return plain
         p = self.trust.crossover(voters.workers)
         pooled = llr_weights(p, max_llr=self.max_llr).clamp_min(0)
-        believed = fixed_point(scaled(pooled * verdict.believable))
-        sizes = roots(voters.batch_sizes) if self.by_size else None
-        within = capped(believed, self.cap, sizes)
         same_unit = verdict.unit == verdict.unit[:, None]
         sharing = same_unit.sum(1, keepdim=True)
-        shared = torch.div(within, sharing, rounding_mode="trunc").int()
-        somebody_left = (shared > 0).any(0)
-        return torch.where(somebody_left, shared, plain)
+        shared = pooled * verdict.believable / sharing
+        sizes = roots(voters.batch_sizes) if self.by_size else None
+        within = capped(fixed_point(scaled(shared)), self.cap, sizes)
+        somebody_left = (within > 0).any(0)
+        return torch.where(somebody_left, within, plain)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The evidence also counts pairs of workers, on the sample."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import index
+
+import torch
 
 from signvote.core.ballot import REASONS, Ballot, Kind, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.layout import Layout
 from signvote.core.rule import Rule
-from signvote.core.rules import Majority, make_rule
-from signvote.core.trust import Evidence, State
-from signvote.core.vote import Votes, empty_decision
-from signvote.errors import BallotError, ConfigError
+from signvote.core.rules import make_rule
+from signvote.core.trust import NOTHING, Evidence, State
+from signvote.core.vote import Votes, empty_decision, everywhere
+from signvote.errors import BallotError, ConfigError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import WORD, Coin, Planes
 
@@ -41,6 +44,7 @@ class RoundReport:
     abstained: dict[int, str] = field(default_factory=dict)  # worker -> why
     refused: tuple[Refusal, ...] = ()
     disagreement: dict[int, float] = field(default_factory=dict)  # voter -> share of votes overruled
+    is_decided: bool = True  # False: too few voted, so nothing moves and nothing is learned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +77,17 @@ class Server:
         rule: a name from `RULES`, or a Rule made for this layout.
         run: the run's number, below 2^64. Ballots carry it, coins are keyed by it: all workers must share it.
         zeros: "coin": a zero tally gets a fair bit. "abstain": it decides nothing.
+        min_voters: a round with fewer voters decides nothing: no parameter moves.
+        remember: about how many workers trust is kept; those not seen for longest are forgotten first, but
+            never a voter of the last round. None: as many as the rule can afford.
+        kinds: the forms of ballots that are accepted.
         options: keyword arguments of the named rule.
 
     >>> layout = Layout([("w", (3,))])
     >>> server = Server(layout, rule="majority")
-    >>> decision = server.decide(1, {})        # nobody answered: three coins
-    >>> server.report.voters
-    ()
+    >>> decision = server.decide(1, {})        # nobody answered: nothing moves
+    >>> server.report.voters, server.report.is_decided
+    ((), False)
 
     """
 
@@ -90,16 +98,26 @@ class Server:
         *,
         run: int = 0,
         zeros: Zeros = "coin",
+        min_voters: int = 1,
+        remember: int | None = None,
+        kinds: Collection[Kind] = tuple(Kind),
         **options: object,
     ) -> None:
         check_zeros(zeros)
         check_number("run", run)
+        for name, value in (("min_voters", min_voters), ("remember", remember)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} is {value}; it must be 1 or more")
         if isinstance(rule, Rule) and (options or rule.layout != layout):
             raise ConfigError("a Rule object must be made for the server's layout and takes no options")
         self.layout = layout
         self.run = run
         self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
+        self.min_voters = min_voters
+        self.kinds = kinds
+        self.remember = remember or self.rule.remembers
+        self._seen: dict[int, None] = {}  # workers with trust, those seen last at the end
         self.last_round: int | None = None
         self._report = RoundReport(round=0)
         self._arriving: tuple[RoundReport, Callable[[], Evidence]] | None = None
@@ -117,7 +135,8 @@ class Server:
         admitted: dict[int, Ballot] = {}
         refused: list[Refusal] = []
         pairs = ballots.items() if isinstance(ballots, Mapping) else ballots
-        for worker, message in pairs:
+        for sender, message in pairs:
+            worker = index(sender)  # a plain int, whatever integer type the transport uses
             try:
                 if worker in admitted:
                     raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
@@ -127,6 +146,7 @@ class Server:
                     run=self.run,
                     round=round,
                     worker=worker,
+                    kinds=self.kinds,
                 )
             except BallotError as error:
                 refusal = Refusal(worker=worker, reason=error.reason, message=str(error))
@@ -148,15 +168,24 @@ class Server:
             raise ConfigError(f"ballots of round {admitted.round} cannot decide round {round}")
         voters = admitted.voters
         coin = coin_for(self.zeros, self.run, round)
-        decision, evidence = self._vote(voters, coin)
+        if len(voters) >= self.min_voters:
+            decision, evidence = self._vote(voters, coin)
+        else:
+            decision, evidence = empty_decision(self.layout.size, None), NOTHING
         self.refusals.update((refusal.worker, refusal.reason) for refusal in admitted.refused)
         report = RoundReport(round=round, abstained=admitted.abstained, refused=admitted.refused)
         self._close(report, lambda: evidence)
         self.settle()
-        signed = Ballot.cast(self.layout, decision, worker=SERVER, round=round, run=self.run)
+        return self._message(decision, voters)
+
+    def _message(self, decision: Planes, voters: list[Ballot]) -> bytes:
+        """The decision as a ballot of the server."""
+        assert self.last_round is not None
+        signed = Ballot.cast(self.layout, decision, worker=SERVER, round=self.last_round, run=self.run)
         message = signed.to_bytes()
         has_sparse_votes = any(ballot.kind is Kind.SPARSE for ballot in voters)
-        if signed.support is None or not has_sparse_votes:
+        is_empty = signed.count == 0
+        if signed.support is None or not (has_sparse_votes or is_empty):
             return message
         return min(message, signed.thinned().to_bytes(), key=len)  # few votes, few decisions
 
@@ -167,10 +196,23 @@ class Server:
         """
         self._open(round)
         coin = coin_for(self.zeros, self.run, round)
-        decision = empty_decision(votes.n, coin, votes.planes.signs.device)
-        evidence = self.rule.vote(decision, votes, coin)
+        decision = empty_decision(votes.n, coin, votes.device)
+        quorate = self._if_quorum(votes)
+        evidence = self.rule.vote(decision, quorate, coin)
         self._close(RoundReport(round=round), evidence.sent())
-        return decision
+        if quorate.present is None:
+            return decision
+        support = everywhere(votes.n, votes.device) if decision.support is None else decision.support
+        return Planes(decision.signs, support * quorate.present.any())
+
+    def _if_quorum(self, votes: Votes) -> Votes:
+        """The votes, all of them absent if they are too few. Who votes may be known on the device only."""
+        if votes.present is None and len(votes.workers) >= self.min_voters:
+            return votes
+        everybody = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
+        present = everybody if votes.present is None else votes.present
+        is_quorum = present.sum() >= self.min_voters
+        return replace(votes, present=present & is_quorum)
 
     def learn(self, round: int, evidence: Evidence, abstained: Mapping[int, str] | None = None) -> None:
         """Close a round that was decided elsewhere by calls of `rule.vote`, with the evidence of all calls."""
@@ -186,13 +228,30 @@ class Server:
         report, arrive = self._arriving
         evidence = arrive()
         self._arriving = None
-        if evidence.workers:
-            self.rule.learn(evidence)
+        self.rule.learn(evidence)
+        self._remember(evidence.workers)
         mismatches = evidence.mismatches.sum(1)
         cast = evidence.cast.sum(1).clamp_min(1)
         shares = (mismatches / cast).tolist()
         overruled = dict(zip(evidence.workers, shares, strict=True))
-        self._report = replace(report, voters=evidence.workers, disagreement=overruled)
+        self._report = replace(
+            report,
+            voters=evidence.workers,
+            disagreement=overruled,
+            is_decided=len(evidence.workers) >= self.min_voters,
+        )
+
+    def _remember(self, voters: tuple[int, ...]) -> None:
+        """Keep trust in these voters, and forget those who were not seen for longest."""
+        if self.rule.trust is None:
+            return
+        for worker in voters:
+            self._seen.pop(worker, None)
+            self._seen[worker] = None
+        limit = max(self.remember, len(voters))
+        too_many = len(self._seen) - limit
+        if too_many > 0:
+            self.forget(*list(self._seen)[:too_many])
 
     @property
     def report(self) -> RoundReport:
@@ -225,18 +284,15 @@ class Server:
                 words = slice(start, stop)
                 yield decision.map(lambda plane: plane[words]), votes  # noqa: B023
 
-        rule = self.rule_for(len(voters))
-        evidence = vote_in_chunks(rule, chunks(), coin)
+        evidence = vote_in_chunks(self.rule, chunks(), coin)
         return decision, evidence
 
-    def rule_for(self, voters: int) -> Rule:
-        """The rule for this many votes. Without any vote every tally is zero, and a majority learns nothing from it."""
-        return self.rule if voters else Majority(self.layout)
-
-    def forget(self, worker: int) -> None:
-        """Drop all trust in a worker that left for good."""
+    def forget(self, *workers: int) -> None:
+        """Drop all trust in workers that left for good."""
         self.settle()
-        self.rule.forget(worker)
+        self.rule.forget(*workers)
+        for worker in workers:
+            self._seen.pop(worker, None)
 
     def state_dict(self) -> State:
         """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
@@ -248,6 +304,7 @@ class Server:
             "zeros": self.zeros,
             "last_round": self.last_round,
             "refusals": [[worker, reason, n] for (worker, reason), n in self.refusals.items()],
+            "seen": list(self._seen),
             "rule": self.rule.state_dict(),
         }
 
@@ -258,10 +315,19 @@ class Server:
         """
         check_state(state, kind="server", run=self.run, zeros=self.zeros)
         states = [upgraded(each, "a server's state", VERSION) for each in (state, *parts)]
+        try:
+            refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
+            last_round = state["last_round"]
+            self.rule.load_state_dict(*(each["rule"] for each in states))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"not a state that a server wrote: {error!r}") from error
         self._arriving = None
-        self.rule.load_state_dict(*(each["rule"] for each in states))
-        self.last_round = state["last_round"]
-        self.refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
+        self.last_round = last_round
+        self.refusals = refusals
+        known = [] if self.rule.trust is None else self.rule.trust.workers
+        self._seen = dict.fromkeys(state.get("seen", known))
 
 
 def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coin | None) -> Evidence:

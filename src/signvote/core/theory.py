@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from signvote.core.vote import fixed_point, llr_weights
+from signvote.core.vote import ONE, fixed_point, llr_weights
 from signvote.errors import ConfigError
 
 Floats = Sequence[float]
@@ -60,9 +60,9 @@ def error_probability(crossover: Floats, weights: Sequence[int]) -> float:
 
 
 def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -> float:
-    """How often a worker differs from a decision that contains its own vote.
+    """How often a worker differs from a decision that contains its own vote, of the votes that are no tie.
 
-        P(Y[m] = +1, decision = -1) + P(Y[m] = -1, decision = +1)
+        P(Y[m] decision = -1) / P(decision is no tie)
 
     Counts of mismatches converge to this value instead of p. It is optimistic: for one of M workers that
     all flip fair coins, with M odd and equal weights, it is 1/2 - C(M-1, (M-1)/2) / 2^M.
@@ -79,9 +79,13 @@ def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -
     tallies = _tallies(chances)  # of the others
     p = crossover[worker]
     w = weights[worker]
-    right_overruled = _chance_below_zero(chances, tallies + w)
-    wrong_overruled = _chance_below_zero(chances, w - tallies)
-    return (1 - p) * right_overruled + p * wrong_overruled
+    when_right = tallies + w  # the tally of all, if this worker sends +1
+    when_wrong = tallies - w
+    overruled = (1 - p) * chances[when_right < 0].sum() + p * chances[when_wrong > 0].sum()
+    tied = (1 - p) * chances[when_right == 0].sum() + p * chances[when_wrong == 0].sum()
+    if tied >= 1:
+        return p  # never decided, never counted
+    return float(overruled / (1 - tied))
 
 
 def _tallies(chances: Distribution) -> Integers:
@@ -113,11 +117,17 @@ def majority_bound(crossover: Floats) -> float:
 def weighted_bound(crossover: Floats) -> float:
     """Chernoff bound of the error of the log-likelihood-ratio vote for known p.
 
-        prod_m 2 sqrt(p[m] (1 - p[m]))
+        prod_m (1 - p[m]) exp(-w[m] / 2) + p[m] exp(w[m] / 2)      w: the weights, clipped and rounded
 
-    Every worker with p other than 1/2 lowers it. A bad worker raises the bound of a plain majority.
+    A factor is 2 sqrt(p (1 - p)) where the weight is not clipped. Every worker with p other than 1/2
+    lowers the bound. A bad worker raises the bound of a plain majority.
     """
-    factors = [2 * math.sqrt(p * (1 - p)) for p in crossover]
+    factors = []
+    for p, integer in zip(crossover, llr_integers(crossover), strict=True):
+        w = integer / ONE
+        right = (1 - p) * math.exp(-w / 2)
+        wrong = p * math.exp(w / 2)
+        factors.append(right + wrong)
     return math.prod(factors)
 
 
@@ -141,13 +151,25 @@ def low_signal_weight(signal_to_noise: float, batch_size: float) -> float:
     return math.sqrt(8 * batch_size / math.pi) * signal_to_noise
 
 
-def settled_weights(crossover: Floats, rounds: int = 50) -> list[int]:
+def settled_weights(
+    crossover: Floats,
+    rounds: int = 50,
+    start: Sequence[int] | None = None,
+) -> list[int]:
     """The weights to which a vote converges that counts mismatches with its own decisions.
 
-    Starts from a plain majority. Each step computes the weights (paper, eq. 3) of the observed crossover.
+    Each step computes the weights (paper, eq. 3) of the observed crossover. From a plain majority, equal
+    workers keep equal weights for ever. But that is a knife's edge where they are few and noisy: start
+    from weights that differ a little, as counts of real votes do, and one of them may end as a dictator.
+
+    >>> settled_weights([0.45] * 4, start=[1024, 1024, 1024, 1024])
+    [1435, 1435, 1435, 1435]
+    >>> settled_weights([0.45] * 4, start=[1030, 1024, 1024, 1024])
+    [10240, 20, 20, 20]
+
     """
     workers = range(len(crossover))
-    weights = [1] * len(crossover)
+    weights = list(start or [1] * len(crossover))
     for _ in range(rounds):
         observed = [observed_crossover(crossover, weights, m) for m in workers]
         settled = llr_integers(observed)

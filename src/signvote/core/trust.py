@@ -16,12 +16,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from signvote.errors import ConfigError
+from signvote.errors import ConfigError, StateError
 from signvote.kernels import download
 
 State = dict[str, Any]
 
+FEW = 3  # two voters are either of one mind or tied: neither is ever overruled
 PRIOR = 0.25  # p of every worker before the first evidence; any p < 1/2 makes the first vote a majority
 
 
@@ -31,7 +33,7 @@ class Evidence:
 
     workers: tuple[int, ...]
     mismatches: Tensor  # (workers, groups) int64: votes that differ from the decision
-    cast: Tensor  # (workers, groups) int64: votes cast where there is a decision
+    cast: Tensor  # (workers, groups) int64: votes cast where there is a decision, and no tie
     differ: Tensor | None = None  # (..., workers, workers) int64: coordinates on which two workers differ
     common: Tensor | None = None  # (..., workers, workers) int64: coordinates on which both voted
     present: Tensor | None = None  # (workers,) bool, False: did not vote; None: all voted
@@ -77,6 +79,13 @@ class Evidence:
         )
 
 
+NOTHING = Evidence(
+    workers=(),
+    mismatches=torch.zeros(0, 1, dtype=torch.int64),
+    cast=torch.zeros(0, 1, dtype=torch.int64),
+)  # of a round that decided nothing
+
+
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum of two counts, where None counts nothing."""
     if a is None:
@@ -96,17 +105,21 @@ def _pairs_among(counts: Tensor | None, rows: Tensor) -> Tensor | None:
 class Trust(Protocol):
     """What a rule keeps between rounds."""
 
+    @property
+    def workers(self) -> list[int]:
+        """The workers about which something is known."""
+
     def learn(self, evidence: Evidence) -> None:
         """Add the evidence of a whole round."""
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker."""
+    def forget(self, *workers: int) -> None:
+        """Drop everything about these workers; others may be named, too."""
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a state."""
+        """Resume from a state. Raises a StateError, and changes nothing, if its counts are impossible."""
 
 
 def check_forgetting(forgetting: float) -> None:
@@ -120,6 +133,24 @@ def numbered(workers: Iterable[int]) -> dict[int, int]:
     return {worker: position for position, worker in enumerate(workers)}
 
 
+def numbered_once(workers: Sequence[int]) -> dict[int, int]:
+    """The position of each worker of a state; a StateError if one is named twice."""
+    index = numbered(workers)
+    if len(index) != len(workers):
+        raise StateError(f"{len(workers)} workers in the state, but only {len(index)} different ones")
+    return index
+
+
+def check_counts(part: Tensor, whole: Tensor) -> None:
+    """Raise unless 0 <= part <= whole everywhere, all of it finite: a part cannot exceed the whole."""
+    possible = (part >= 0) & (part <= whole) & whole.isfinite()
+    if not possible.all():
+        wrong = int((~possible).sum())
+        raise StateError(
+            f"{wrong} counts of the state are impossible: negative, NaN, or a part above its whole"
+        )
+
+
 class CountTrust:
     """p = mismatches / votes cast, over the rounds before this one (paper, eq. 4), pooled over coordinates.
 
@@ -128,7 +159,8 @@ class CountTrust:
 
     Args:
         groups: how many groups there are.
-        forgetting: factor by which all counts shrink in each round; 1 keeps everything.
+        forgetting: factor by which the counts of a worker shrink in each round in which it votes;
+            1 keeps everything.
 
     """
 
@@ -136,45 +168,58 @@ class CountTrust:
         check_forgetting(forgetting)
         self.groups = groups
         self.forgetting = forgetting
-        self._counts: dict[int, Tensor] = {}  # worker -> (2, groups) float64: mismatches, cast
+        self.index: dict[int, int] = {}  # worker -> its row
+        self.counts = torch.zeros(0, 2, groups, dtype=torch.float64)  # mismatches, cast
+
+    @property
+    def workers(self) -> list[int]:
+        """The workers that were counted."""
+        return list(self.index)
 
     def crossover(self, workers: Sequence[int]) -> Tensor:
         """The p of these workers, (workers, groups) float64."""
-        nothing = torch.zeros(2, self.groups, dtype=torch.float64)
-        total = sum(self._counts.values(), nothing)
+        total = self.counts.sum(0)
         average = _crossover(total, PRIOR)
-        counts = [self._counts.get(worker, nothing) for worker in workers]
-        return _crossover(torch.stack(counts, 1), average)
+        nothing = torch.zeros_like(total)
+        table = torch.cat([self.counts, nothing[None]])
+        unknown = len(self.index)  # the row of nothing
+        rows = [self.index.get(worker, unknown) for worker in workers]
+        counts = table[rows].transpose(0, 1)
+        return _crossover(counts, average)
 
     def learn(self, evidence: Evidence) -> None:
         """Count one round."""
-        for counts in self._counts.values():
-            counts *= self.forgetting
-        both = torch.stack([evidence.mismatches, evidence.cast], 1)  # (workers, 2, groups)
-        for worker, new in zip(evidence.workers, both.double(), strict=True):
-            known = self._counts.get(worker, 0)
-            self._counts[worker] = known + new
+        for worker in evidence.workers:
+            self.index.setdefault(worker, len(self.index))
+        new_rows = len(self.index) - len(self.counts)
+        self.counts = pad(self.counts, (0, 0, 0, 0, 0, new_rows))
+        rows = [self.index[worker] for worker in evidence.workers]
+        seen = torch.stack([evidence.mismatches, evidence.cast], 1)  # (workers, 2, groups)
+        self.counts[rows] = self.counts[rows] * self.forgetting + seen
 
-    def forget(self, worker: int) -> None:
-        """Drop everything about a worker."""
-        self._counts.pop(worker, None)
+    def forget(self, *workers: int) -> None:
+        """Drop everything about these workers."""
+        gone = set(workers)
+        left = [worker for worker in self.index if worker not in gone]
+        rows = [self.index[worker] for worker in left]
+        self.counts = self.counts[rows]
+        self.index = numbered(left)
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        workers = len(self._counts)
-        counts = torch.zeros(workers, 2, self.groups, dtype=torch.float64)
-        for row, known in zip(counts, self._counts.values(), strict=True):
-            row.copy_(known)
         return {
-            "workers": list(self._counts),
-            "counts": counts,
+            "workers": self.workers,
+            "counts": self.counts.clone(),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
-        workers = state["workers"]
-        counts = state["counts"].clone()
-        self._counts = dict(zip(workers, counts, strict=True))
+        index = numbered_once(state["workers"])
+        counts = state["counts"].double().view(len(index), 2, self.groups)
+        mismatches, cast = counts.unbind(1)
+        check_counts(mismatches, cast)
+        self.index = index
+        self.counts = counts.clone()
 
 
 def _crossover(counts: Tensor, otherwise: Tensor | float) -> Tensor:

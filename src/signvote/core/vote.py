@@ -27,6 +27,8 @@ from signvote.kernels import WORD, Coin, Planes, words_for
 ONE = 1024  # a weight of 1 in fixed point
 MAX_LLR = 10.0
 LARGEST = int(MAX_LLR * ONE)  # the largest integer weight
+TALLY = 2**31 - 1  # the largest sum of weights that a tally can hold
+MOST = TALLY // LARGEST  # workers of the largest weight that it can hold
 
 
 def llr_weights(crossover: Tensor, *, max_llr: float = MAX_LLR) -> Tensor:
@@ -76,6 +78,17 @@ def scaled(weights: Tensor) -> Tensor:
     return weights * torch.exp2(doublings)
 
 
+def fit_tally(weights: Tensor) -> Tensor:
+    """Integer weights (workers, groups), halved until their sum fits a tally.
+
+    >>> fit_tally(torch.full((3, 1), 2**30, dtype=torch.int32))[:, 0].tolist()
+    [536870912, 536870912, 536870912]
+    """
+    total = int(weights.long().abs().sum(0).max())
+    halvings = max(0, total.bit_length() - TALLY.bit_length())
+    return torch.div(weights, 2**halvings, rounding_mode="trunc").int()
+
+
 def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
     """Raise positive integer weights until no two differ by more than a factor of `cap`.
 
@@ -99,14 +112,20 @@ def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
     if sizes is None:
         sizes = torch.ones(len(weights))
     size = sizes.double()[:, None]
-    relative = weights / size
-    largest = relative.amax(0, keepdim=True)
-    floor = torch.ceil(largest * size / cap)
-    at_least = weights.maximum(floor)
-    raised = torch.where(weights > 0, at_least, weights)
-    highest = raised.amax(0, keepdim=True)
-    fitting = (LARGEST / highest).clamp(0, 1)
-    return torch.ceil(raised * fitting).to(weights.dtype)
+    raised = _raised(weights.double(), size, cap)
+    highest = raised.abs().amax(0, keepdim=True)
+    fitting = (LARGEST / highest).clamp_max(1)
+    rounded = torch.trunc(raised * fitting)
+    positive = torch.where(weights > 0, rounded.clamp_min(1), rounded)
+    exact = torch.ceil(_raised(positive, size, cap))  # rounding may have left the cap again
+    return exact.to(weights.dtype)
+
+
+def _raised(weights: Tensor, size: Tensor, cap: float) -> Tensor:
+    """Positive weights, raised to the largest weight / size of their group, times size / cap."""
+    largest = (weights / size).amax(0, keepdim=True)
+    floor = largest * size / cap
+    return torch.where(weights > 0, weights.maximum(floor), weights)
 
 
 def checked_cap(cap: float) -> float:

@@ -101,8 +101,8 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Decide coordinates span[0] to span[1] by sign(sum_m weights[m] Y[m]) (paper, eq. 3); leave other bits.
 
-        A tally of zero gets the coin's bit, or without a coin no sign. Returns, per worker, the votes
-        that differ from the decision and the votes cast where there is a decision.
+        A tally of zero, a tie, gets the coin's bit, or without a coin no sign. Returns, per worker, the
+        votes that differ from the decision and the votes cast, both without ties.
         """
 
     def vote_by_coordinate_(

@@ -199,14 +199,13 @@ def vote_blocks_(
             live[j] = inside(at + j, begin, end)
         if has_coin:
             toss_(more, same, key, first, at, BLOCK)
-        else:
-            for j in range(BLOCK):
-                same[j] = ~same[j]
+        for j in range(BLOCK):
+            same[j] = ~same[j]
+        if not has_coin:
             _write_(decided[at : at + BLOCK], same, live)
         _write_(out[at : at + BLOCK], more, live)
-        if not has_coin:
-            for j in range(BLOCK):
-                live[j] &= same[j]
+        for j in range(BLOCK):
+            live[j] &= same[j]  # a tie shows nothing about a worker
         _count_(differ, cast, votes, support, more, live, at)
     return differ, cast
 

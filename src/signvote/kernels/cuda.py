@@ -107,15 +107,17 @@ def vote_(
         return counts[0], counts[1]
     warps = VOTE["num_warps"]
     once = workers <= cuda_votes.ROWS.value
-    ties = coin is None or votes.support is not None or not once
-    voters = workers if ties else workers + 1  # the coin is one more
-    groups = 2 * triton.cdiv(voters, 8) if once else 4
+    groups = 2 * triton.cdiv(workers, 8) if once else 4
+    decided = out.support
+    if decided is None and not once:
+        decided = torch.empty_like(out.signs)  # to count without ties
     block = max(32, triton.next_power_of_2(workers))
     tiles = _tiles(span, 32 * warps)
     programs = _programs(tiles, VOTE["per_processor"] * _processors(device))
     key, first = _coin(coin)
     cuda_votes.vote_[(programs,)](
-        *_planes(out),
+        _words(out.signs),
+        _words(decided),
         *_planes(votes),
         counts,
         _there(weights, device),
@@ -129,7 +131,6 @@ def vote_(
         COIN=coin is not None,
         ALIGNED=first % 32 == 0,
         ONCE=once,
-        TIES=ties,
         GROUPS=groups,
         SCALED=workers <= SCALED,
         WIDE=_width(votes) == 4,
@@ -139,7 +140,7 @@ def vote_(
         maxnreg=VOTE["maxnreg"],
     )
     if not once:
-        _count_(counts, out, votes, None, coin, span)
+        _count_(counts, Planes(out.signs, decided), votes, None, span)
     return counts[0], counts[1]
 
 
@@ -231,23 +232,20 @@ def vote_by_coordinate_(
         WARPS=warps,
         num_warps=warps,
     )
-    _count_(counts, out, votes, slots, coin, (0, n))
+    stands = out if coin is None else Planes(out.signs, None)
+    _count_(counts, stands, votes, slots, (0, n))
     return counts[0], counts[1]
 
 
-def _count_(
-    counts: Tensor, out: Planes, votes: Planes, slots: Tensor | None, coin: Coin | None, span: tuple[int, int]
-) -> None:
-    """Count how often workers differ from a decision that stands, a few workers in each program."""
+def _count_(counts: Tensor, out: Planes, votes: Planes, slots: Tensor | None, span: tuple[int, int]) -> None:
+    """Count how often workers differ from a decision where it has support, a few workers in each program."""
     workers, words = votes.signs.shape
     wide = _width(out, votes)
     block = triton.cdiv(workers, COUNTED)
     tiles = _tiles(span, COUNTED_WORDS)
-    decided = None if coin else out.support
     programs = _programs(tiles, triton.cdiv(8 * _processors(counts.device), block))
     cuda_pairs.count_[(programs, block)](
-        _words(out.signs),
-        _words(decided),
+        *_planes(out),
         *_planes(votes),
         counts,
         slots,

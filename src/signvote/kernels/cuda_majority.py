@@ -105,11 +105,10 @@ def majority_(
         live = zero + ONES
         if edge:
             live = inside(at, low, high)
-        if COIN:
+        if COIN:  # noqa: SIM102
             if tl.max(same) != 0:  # most tiles have no tie, and coins cost
                 coins = coin_words(key, first + start * 32, at, ALIGNED)
                 more |= same & coins
-            same = zero
         _write(out + start + at, more, live, there, edge)
         if decided is not None:
             _write(decided + start + at, flipped(same), live, there, edge)
@@ -121,11 +120,9 @@ def majority_(
             live = tl.where(row * WIDE >= shared, live, 0)
         live &= flipped(same)
         wrong, cast = _count(wrong, cast, ballots, cover, more, live)
-        if support is None and not COIN:
+        if support is None:
             sure += tl.sum(popcount(live), 1)
     everyone = tl.sum(sure).to(tl.int64)
-    if COIN and tl.program_id(0) == 0:
-        everyone = end - begin
     _add_counts(counts, wrong, cast, everyone, support, WORKERS)
 
 

@@ -53,15 +53,13 @@ def _load(planes, at, first, workers, stride, last, thread, GROUPS, WIDE):
 
 
 @triton.jit
-def _columns(weights, first, workers, spare, thread, GROUPS):
-    """A thread's part of B for each group of four workers: minus the weights, `spare` for the last place."""
+def _columns(weights, first, workers, thread, GROUPS):
+    """A thread's part of B for each group of four workers: minus the weights."""
     q = thread % 32 // 4
     parts = ()
     for i in tl.static_range(GROUPS):
         worker = first + thread % 4 + 4 * i
         weight = -tl.load(weights + worker, mask=worker < workers, other=0)
-        if spare is not None and i == GROUPS - 1:
-            weight = tl.where(thread % 4 == 3, -spare, weight)
         half = tl.where(q % 2 == 0, weight & 127, (weight >> 7) & 255)
         by = (q // 2 * 8).to(tl.uint32)
         part = half.to(tl.uint32) << by
@@ -108,8 +106,8 @@ def _tally(sums, parts, y, voted, pair, SCALED):
 
 
 @triton.jit
-def _collect(more, least, sums, half, SCALED, TIES):
-    """Shift in two bytes: where half less the tally is below zero and, if TIES matter, where it is at most."""
+def _collect(more, least, sums, half, SCALED):
+    """Shift in two bytes: where half less the tally is below zero, and where it is at most zero."""
     for word in tl.static_range(1, -1, -1):
         for j in tl.static_range(7, -1, -1):
             low = sums[4 * j + 2 * word]
@@ -117,21 +115,9 @@ def _collect(more, least, sums, half, SCALED, TIES):
             left = high * 128 + (half << j if SCALED else half) + low
             negative = left.to(tl.uint32, bitcast=True) >> 31
             more = (more << 1) | negative
-            if TIES:
-                at_most_zero = (left - 1).to(tl.uint32, bitcast=True) >> 31
-                least = (least << 1) | at_most_zero
+            at_most_zero = (left - 1).to(tl.uint32, bitcast=True) >> 31
+            least = (least << 1) | at_most_zero
     return more, least
-
-
-@triton.jit
-def _tossed(y, coins, thread):
-    """The words with the coin's in the last place."""
-    last = ()
-    for i in tl.static_range(4):
-        old = y[len(y) - 4 + i]
-        word = tl.where(thread % 4 == 3, coins[i], old)
-        last = last + (word,)
-    return y[: len(y) - 4] + last
 
 
 @triton.jit(
@@ -171,14 +157,12 @@ def vote_(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     WARPS: tl.constexpr,
-    TIES: tl.constexpr,
 ):
     """Decide tiles of 32 words a warp by weights; with up to 16 workers, ONCE, count where each differs.
 
     Tallies stay below 2^31, and if they are SCALED by 2^7 too. Planes may begin at multiples of 16 bytes
     (WIDE) or of 8. Each program takes every so many tiles, and asks for the words of the next one ahead.
-    TIES are found and then tossed for; or else the coin is one more voter, whose weight of 1 is too little
-    to count elsewhere, or 0 where the others' total is odd and there are none.
+    A tie gets the coin, if there is one, and is in no count. `decided` gets a 0 there.
     """
     thread = tl.arange(0, 32 * WARPS)
     here = thread // 4 * 4
@@ -196,14 +180,13 @@ def vote_(
     wrong = zeros(GROUPS, 32 * WARPS)
     cast = zeros(GROUPS, 32 * WARPS)
     sum_sure = zeros(1, 32 * WARPS)[0]
-    spare = None if TIES else 1 - (total & 1)
     parts = ()
     y = ()
     v = ()
     step = tl.num_programs(0).to(tl.int64)
     mine = tiles_from + tl.program_id(0)
     if ONCE:
-        parts = _columns(weights, 0, workers, spare, thread, GROUPS)
+        parts = _columns(weights, 0, workers, thread, GROUPS)
         begin_at = mine * (32 * WARPS) + here
         y = _load(votes, begin_at, 0, workers, stride, last, thread, GROUPS, WIDE)
         v = _load(support, begin_at, 0, workers, stride, last, thread, GROUPS, WIDE)
@@ -215,31 +198,25 @@ def vote_(
             at = start + step * (32 * WARPS) + here
             next_y = _load(votes, at, 0, workers, stride, last, thread, GROUPS, WIDE)
             next_v = _load(support, at, 0, workers, stride, last, thread, GROUPS, WIDE)
-            if not TIES:
-                coins = coin_words(key, first + start * 32, thread, ALIGNED)
-                y = _tossed(y, of_quad(coins, thread), thread)
             for pair in tl.static_range(1, -1, -1):
                 sums = _tally(nothing, parts, y, v, pair, SCALED)
-                more, least = _collect(more, least, sums, half, SCALED, TIES)
+                more, least = _collect(more, least, sums, half, SCALED)
         else:
             evens = nothing
             odds = nothing
             for m in range(0, workers, ROWS):
-                some = _columns(weights, m, workers, None, thread, GROUPS)
+                some = _columns(weights, m, workers, thread, GROUPS)
                 signs = _load(votes, start + here, m, workers, stride, last, thread, GROUPS, WIDE)
                 voted = _load(support, start + here, m, workers, stride, last, thread, GROUPS, WIDE)
                 evens = _tally(evens, some, signs, voted, 0, SCALED)
                 odds = _tally(odds, some, signs, voted, 1, SCALED)
-            more, least = _collect(more, least, odds, half, SCALED, TIES)
-            more, least = _collect(more, least, evens, half, SCALED, TIES)
-        decision = turned(more, thread)
-        same = (zero, zero, zero, zero)
-        if TIES:
-            tossed = same
-            if COIN:
-                own_coins = coin_words(key, first + start * 32, thread, ALIGNED)
-                tossed = of_quad(own_coins, thread)
-            decision, same = _toss(decision, turned(least, thread), ties, tossed, COIN)
+            more, least = _collect(more, least, odds, half, SCALED)
+            more, least = _collect(more, least, evens, half, SCALED)
+        coins = (zero, zero, zero, zero)
+        if COIN:
+            own_coins = coin_words(key, first + start * 32, thread, ALIGNED)
+            coins = of_quad(own_coins, thread)
+        decision, same = _toss(turned(more, thread), turned(least, thread), ties, coins)
 
         low = begin - start * 32
         high = end - start * 32
@@ -253,14 +230,12 @@ def vote_(
             _write_word(decided + start + thread, sure, live, edge)
         if ONCE:
             wrong, cast = _count_words(wrong, cast, y, v, decision, of_quad(live, thread), same)
-            if support is None and not COIN:
+            if support is None:
                 sum_sure += popcount(live & flipped(_own(same, thread)))
             y = next_y
             v = next_v
     if ONCE:
         everyone = tl.sum(sum_sure).to(tl.int64)
-        if COIN and tl.program_id(0) == 0:
-            everyone = end - begin
         _add_words(counts, wrong, cast, everyone, support, workers, WARPS)
 
 
@@ -274,17 +249,16 @@ def _own(words, thread):
 
 
 @triton.jit
-def _toss(more, least, ties, coins, COIN):
-    """The decision where there may be ties, and those that stay."""
+def _toss(more, least, ties, coins):
+    """The decision, with the coin's where there is a tie, and the ties."""
     decision = ()
-    open_ = ()
+    tied = ()
     for i in tl.static_range(4):
         same = (more[i] ^ least[i]) & ties
         decided = more[i] | (same & coins[i])
-        stays = same & (0 if COIN else ONES)
         decision = decision + (decided,)
-        open_ = open_ + (stays,)
-    return decision, open_
+        tied = tied + (same,)
+    return decision, tied
 
 
 @triton.jit

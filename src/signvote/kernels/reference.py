@@ -137,7 +137,7 @@ def vote_(
     decision, decided = _sign_of(tally, toss)
     _write_(out.signs, decision, span)
     _write_(out.support, decided, span)
-    cast = voted & decided
+    cast = voted & (tally != 0)  # a tie shows nothing about a worker
     differs = (positive != decision) & cast
     return differs.sum(1), cast.sum(1)
 

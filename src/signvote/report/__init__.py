@@ -24,7 +24,7 @@ from signvote.report.webpage import page
 from signvote.results import Results, current, results_file, to_csv
 from signvote.results import write as write_results
 
-__all__ = ["figure", "markdown", "page", "table", "write"]
+__all__ = ["figure", "markdown", "page", "table", "write", "write_views"]
 
 
 def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
@@ -33,8 +33,14 @@ def write(results: Results, out: Path, baseline: str = BASELINE) -> None:
     A folder that holds results.json.gz keeps that form.
     """
     results = current(results)
-    csv = to_csv(results)
+    to_csv(results)  # raises before anything is written
     write_results(results_file(out), results)
+    write_views(results, out, baseline)
+
+
+def write_views(results: Results, out: Path, baseline: str = BASELINE) -> None:
+    """Write all of that but results.json."""
+    csv = to_csv(results)
     write_atomically(out / "results.csv", csv.encode())
     write_atomically(out / "results.md", markdown(results).encode())
     figure(results, out / "figure.png")

@@ -11,7 +11,7 @@ from typing import Any
 from signvote.errors import ConfigError
 from signvote.report.labels import batch_label, machine_label, setting_label, unique
 from signvote.report.measures import Curve, curve_of, measured
-from signvote.results import Result, Results, current, unpack
+from signvote.results import Result, Results, current, length, total
 
 FLOAT32_BYTES = 4
 RESULT_KEYS = (
@@ -113,10 +113,10 @@ class Experiment:
         return accuracies
 
     def bytes_per_worker(self, key: str) -> float | None:
-        """Mean bytes per worker and round in which it voted; `key` is `bytes_up` or `bytes_down`."""
+        """Mean bytes per worker and round in which it voted, or None; `key` is `bytes_up` or `bytes_down`."""
         sent = self._total(key)
         messages = self._total("voters")
-        if not messages:
+        if not sent or not messages:
             return None
         return sent / messages
 
@@ -129,23 +129,20 @@ class Experiment:
         rounds = 0
         by_phase: dict[str, float] = defaultdict(float)
         for run in self.runs:
-            rounds += len(unpack(run["bytes_up"]))
+            rounds += length(run["bytes_up"])
             for phase, seconds in run["seconds"].items():
                 by_phase[phase] += seconds
         if not rounds:
             return {}
         if "total" in by_phase:
-            total = by_phase.pop("total")
+            whole = by_phase.pop("total")
             known = sum(by_phase.values())
-            by_phase["rest"] = max(0.0, total - known)
+            by_phase["rest"] = max(0.0, whole - known)
         return {phase: seconds / rounds for phase, seconds in by_phase.items()}
 
     def _total(self, key: str) -> int:
         """Sum over all rounds of all runs."""
-        total = 0
-        for run in self.runs:
-            total += sum(unpack(run[key]))
-        return total
+        return sum(total(run[key]) for run in self.runs)
 
     def _joined(self, *names: str) -> str:
         """These settings in words, without those at their default."""

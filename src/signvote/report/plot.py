@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg")
 PIXELS_PER_INCH = 120
 WIDTH_INCHES = 10  # 1200 pixels
+MOST_INCHES = 500  # of height; matplotlib draws up to 2^16 pixels
 LEGEND_INCHES = 1.2
 WIDE_PANEL_INCHES = 4.6  # height of a panel, if there is one column
 NARROW_PANEL_INCHES = 3.4  # if there are two
@@ -68,7 +69,12 @@ def _drawn(experiments: list[Experiment]) -> Figure:
     panels, marks = arranged(experiments)
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
-    sheet = Figure(figsize=(WIDTH_INCHES, _height(panels, rows, columns)), layout="constrained")
+    height = _height(panels, rows, columns)
+    if height > MOST_INCHES:
+        raise ConfigError(
+            f"a figure of {len(panels):,} panels is too tall to be drawn; report fewer results at a time"
+        )
+    sheet = Figure(figsize=(WIDTH_INCHES, height), layout="constrained")
     axes = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for panel, place in zip(panels, axes, strict=False):
         _draw_panel(place, panel, marks)

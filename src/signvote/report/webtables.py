@@ -41,12 +41,12 @@ def bytes_table(experiments: list[Experiment]) -> str:
     """Bytes of a worker and round, beside float32; one row for all experiments that sent the same."""
     by_traffic: dict[Traffic, list[Experiment]] = {}
     for experiment in experiments:
-        up = experiment.bytes_per_worker("bytes_up")
-        down = experiment.bytes_per_worker("bytes_down")
+        up = round(experiment.bytes_per_worker("bytes_up") or 0)
+        down = round(experiment.bytes_per_worker("bytes_down") or 0)
         if up and down:
             traffic = Traffic(
-                up=round(up),
-                down=round(down),
+                up=up,
+                down=down,
                 plain=experiment.float32_bytes(),
             )
             by_traffic.setdefault(traffic, []).append(experiment)

@@ -1,11 +1,14 @@
 """Results of runs: this package reads, merges and writes them, without torch.
 
 files.py    results.json, plain or compressed
+shape.py    the type and range of each entry
+adding.py   runs added to a file that other processes add to
 merging.py  runs of several folders as one comparison
 table.py    results.csv
 lengths.py  run-length coding of lists by round
 """
 
+from signvote.results.adding import add, locked
 from signvote.results.files import (
     COMPRESSED,
     FORMAT,
@@ -20,7 +23,7 @@ from signvote.results.files import (
     results_of,
     write,
 )
-from signvote.results.lengths import pack, short, unpack
+from signvote.results.lengths import length, pack, short, total, unpack
 from signvote.results.merging import merged
 from signvote.results.table import COLUMNS, to_csv
 
@@ -31,9 +34,12 @@ __all__ = [
     "NAME",
     "Result",
     "Results",
+    "add",
     "current",
     "identity",
     "identity_of",
+    "length",
+    "locked",
     "merged",
     "pack",
     "read",
@@ -41,6 +47,7 @@ __all__ = [
     "results_of",
     "short",
     "to_csv",
+    "total",
     "unpack",
     "write",
 ]

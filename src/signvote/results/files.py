@@ -9,13 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from signvote.atomic import write_atomically
 from signvote.errors import StateError
 from signvote.formats import upgraded
+from signvote.results.shape import check_run, is_text
 from signvote.settings import RECIPES, Settings, completed
 
 Result = dict[str, Any]
@@ -25,7 +26,7 @@ FORMAT = 3
 NAME = "results.json"
 COMPRESSED = f"{NAME}.gz"
 GZIP_MAGIC = b"\x1f\x8b"
-MOST_BYTES = 2**28  # of a compressed file when unpacked
+MOST_BYTES = 2**26  # of a compressed file when unpacked; as Python objects it may take 30 times that
 ALWAYS_THERE = ("task", "rule", "recipe", "batch_sizes", "seed")  # in every configuration that signvote wrote
 
 
@@ -52,26 +53,44 @@ def write(path: Path, results: Results | Result) -> None:
 
 
 def read(path: Path | str) -> Results:
-    """Read a results file, plain or compressed, or the `result.json` of a single run."""
+    """Read a results file, plain or compressed, or the `result.json` of a single run.
+
+    Every entry is checked, so that nothing else has to. A damaged file raises a StateError that names it.
+    """
+    what = str(path)
     try:
         found = json.loads(_content(Path(path)))
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise StateError(f"{path} is no results file of signvote: {error}") from None
+    except StateError:
+        raise
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error, RecursionError) as error:
+        raise StateError(f"{what} is no results file of signvote: {error}") from None
     if not isinstance(found, dict):
-        raise StateError(f"{path} is no results file of signvote")
-    return current(results_of([found]) if "evaluations" in found else found, str(path))
+        raise StateError(f"{what} is no results file of signvote")
+    results = _current(results_of([found]) if "evaluations" in found else found, what, check_run)
+    command = results.get("command", "")
+    if not isinstance(command, str) or not all(map(is_text, command.splitlines())):
+        raise StateError(f"{what}: 'command' is no text; was the file edited?")
+    return results
 
 
 def current(results: Results, what: str = "the results") -> Results:
     """The same results in today's format, with every setting of every run."""
+    return _current(results, what, lambda run, what: None)
+
+
+def _current(results: Results, what: str, check: Callable[[Result, str], None]) -> Results:
     written = {"format": results.get("format")}  # of a run that does not say its own
     results = upgraded(results, what, FORMAT, key="format")
     if not isinstance(results.get("runs"), list):
         raise StateError(f"{what}: 'runs' is no list; was the file edited?")
     runs = []
     for i, run in enumerate(results["runs"]):
+        if not isinstance(run, dict):
+            raise StateError(f"run {i} of {what} is no result of signvote; was the file edited?")
         run = upgraded(written | run, f"run {i} of {what}", FORMAT, key="format")
-        runs.append(_complete(run))
+        run = _complete(run)
+        check(run, f"run {i} of {what}")
+        runs.append(run)
     return {**results, "runs": runs}
 
 
@@ -108,5 +127,6 @@ def _complete(run: Result) -> Result:
     config = run.get("config")
     if not isinstance(config, dict):
         return run
-    written = all(name in config for name in ALWAYS_THERE) and config["recipe"] in RECIPES
+    recipe = config.get("recipe")
+    written = all(name in config for name in ALWAYS_THERE) and isinstance(recipe, str) and recipe in RECIPES
     return {**run, "config": completed(config) | config} if written else run

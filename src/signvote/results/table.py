@@ -6,16 +6,16 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Any
 
 from signvote.results.files import Result, Results, current
-from signvote.results.lengths import unpack
+from signvote.results.lengths import running_totals
 from signvote.settings import SETTINGS
 
 SUMS = ("bytes_up", "bytes_down")  # summed over all workers and rounds
 MEASURED = ("status", "round", "accuracy", "loss", "sign_error", *SUMS)
 GIVEN = tuple(name for name in SETTINGS if name not in MEASURED)
+FORMULA = ("=", "+", "-", "@")  # the start of a text that a spreadsheet would compute
 COLUMNS = (*GIVEN, *MEASURED)
 
 
@@ -31,14 +31,16 @@ def to_csv(results: Results) -> str:
 
 def _rows(run: Result) -> Iterator[dict[str, Any]]:
     shared = {name: _cell(run["config"].get(name)) for name in GIVEN}
-    shared["status"] = run["status"]
-    sums = {name: [0, *accumulate(unpack(run[name]))] for name in SUMS}
-    errors = _sign_errors(run["sign_error"])
+    shared["status"] = _cell(run["status"])
+    errors = _sign_errors(run.get("sign_error", {}))
     found = run["evaluations"]
-    for t, accuracy, loss in zip(found["round"], found["accuracy"], found["loss"], strict=True):
+    if not found:
+        return
+    sums = {name: running_totals(run[name], found["round"]) for name in SUMS}
+    columns = (found["round"], found["accuracy"], found["loss"])
+    for i, (t, accuracy, loss) in enumerate(zip(*columns, strict=True)):
         row = {"round": t, "accuracy": accuracy, "loss": loss, "sign_error": errors.get(t)}
-        for name, by_round in sums.items():
-            row[name] = by_round[min(t, len(by_round) - 1)]
+        row |= {name: by_round[i] for name, by_round in sums.items()}
         yield shared | row
 
 
@@ -52,11 +54,25 @@ def _sign_errors(measured: dict[str, list[Any]]) -> dict[int, float]:
 def _cell(value: Any) -> Any:
     """A setting in one cell.
 
-    >>> _cell([4, 4, 8]), _cell({"cap": 2.0}), _cell({})
-    ('4 4 8', '{"cap": 2.0}', '')
+    A spreadsheet computes a text that begins like a formula. An apostrophe before it makes it a text again.
+
+    >>> _cell([4, 4, 8]), _cell({"cap": 2.0}), _cell({}), _cell(-1.5), _cell("=1+1")
+    ('4 4 8', '{"cap": 2.0}', '', -1.5, "'=1+1")
     """
     if isinstance(value, list):
-        return " ".join(map(str, value))
+        return _text(" ".join(map(str, value)))
     if isinstance(value, dict):
         return json.dumps(value) if value else ""
-    return value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+    return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

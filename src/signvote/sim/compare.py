@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import queue
@@ -17,7 +18,7 @@ from threading import Event, Thread
 from typing import Any
 
 from signvote.errors import ConfigError, StateError
-from signvote.results import Result, Results, identity, identity_of, read, results_file, results_of, write
+from signvote.results import Result, Results, add, identity, identity_of, read, results_file, results_of
 from signvote.settings import SETTINGS, unusual
 from signvote.sim.config import Config
 from signvote.sim.loop import interruptible, train
@@ -28,6 +29,8 @@ from signvote.tasks import Task, load_task
 
 Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
 SECONDS_BETWEEN_NEWS = 0.2
+LONGEST_NAME = 255  # bytes that file systems accept
+DIGEST_LENGTH = 16
 
 
 def compare(
@@ -45,7 +48,8 @@ def compare(
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
 
     A run is done if its folder says so, or `out/results.json`, which is written whenever a run ends.
-    Runs that this file holds and nobody asks for now stay in it. If `out` holds `results.json.gz`, that is the file.
+    Runs that this file holds and nobody asks for now stay in it, also those that another comparison adds meanwhile.
+    If `out` holds `results.json.gz`, that is the file.
 
     Args:
         configs: the runs; each gets the folder `out/runs/NAME`.
@@ -64,6 +68,7 @@ def compare(
     path = results_file(out)
     earlier = _earlier(path)
     known = {identity_of(run): run for run in earlier["runs"] if run["status"] == "done"}
+    out.mkdir(parents=True, exist_ok=True)
     finished = [
         known.get(identity(config)) or done(config, folder)
         for config, folder in zip(configs, folders, strict=True)
@@ -73,9 +78,12 @@ def compare(
     missing = [i for i, result in enumerate(finished) if result is None]
     todo = in_order(missing, configs)
 
-    def keep(i: int, result: Result | None) -> None:
+    def keep(i: int, result: Result | None) -> Results:
         finished[i] = result
-        write(path, _together(finished, earlier, command))
+        return kept()
+
+    def kept() -> Results:
+        return add(path, [result for result in finished if result is not None], command)
 
     if todo:
         tasks = dict.fromkeys((configs[i].task, configs[i].model) for i in todo)
@@ -100,11 +108,18 @@ def compare(
                     stop.set()
             for i, future in futures.items():
                 finished[i] = future.result()
-    return _together(finished, earlier, command)
+    return kept()
 
 
 def name_of(config: Config) -> str:
-    """A folder's name: task, rule, recipe, batches, the settings that differ from the default, seed."""
+    """A folder's name: task, rule, recipe, batches, the settings that differ from the default, seed.
+
+    A name that no file system accepts is cut; a digest of all settings then tells it apart.
+    """
+    return _short(_full_name(config), config)
+
+
+def _full_name(config: Config) -> str:
     changed = unusual(config.as_dict())
     between = [_part(name, value) for name, value in changed.items() if SETTINGS[name].metadata["in_name"]]
     parts = [
@@ -120,7 +135,7 @@ def name_of(config: Config) -> str:
 
 def names_of(configs: list[Config]) -> list[str]:
     """The name of each run. Runs that would share a name also get the settings in which they differ."""
-    names = [name_of(config) for config in configs]
+    names = [_full_name(config) for config in configs]
     namesakes: dict[str, list[Config]] = {}
     for name, config in zip(names, configs, strict=True):
         namesakes.setdefault(name, []).append(config)
@@ -181,7 +196,17 @@ def _told_apart(name: str, config: Config, namesakes: list[Config]) -> str:
     for setting, value in config.as_dict().items():
         if any(other[setting] != value for other in others):
             parts.append(_part(setting, value))
-    return "-".join(parts)
+    return _short("-".join(parts), config)
+
+
+def _short(name: str, config: Config) -> str:
+    """The name, or its beginning and a digest if it is too long for a folder."""
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(identity(config).encode()).hexdigest()[:DIGEST_LENGTH]
+    room = LONGEST_NAME - DIGEST_LENGTH - 1
+    start = name.encode()[:room].decode(errors="ignore")
+    return f"{start}-{digest}"
 
 
 def _earlier(path: Path) -> Results:
@@ -192,18 +217,6 @@ def _earlier(path: Path) -> Results:
         return read(path)
     except StateError as error:
         raise ConfigError(f"{error}; choose another --out, or remove it") from None
-
-
-def _together(finished: Sequence[Result | None], earlier: Results, command: str) -> Results:
-    """The runs asked for now, then the other earlier runs; the commands of both."""
-    mine = [result for result in finished if result is not None]
-    asked = {identity_of(result) for result in mine}
-    others = [run for run in earlier["runs"] if identity_of(run) not in asked]
-    commands = [command]
-    if others:
-        commands = [*earlier.get("command", "").splitlines(), command]
-    unique = dict.fromkeys(commands)
-    return results_of([*mine, *others], "\n".join(unique))
 
 
 # ---- in the process of a run ---------------------------------------------------------------------
@@ -269,7 +282,7 @@ def _follow(
     futures: dict[int, Future[Any]],
     news: Any,
     watch: Watch,
-    keep: Callable[[int, Result | None], None],
+    keep: Callable[[int, Result | None], Results],
     stopped: Event,
 ) -> None:
     """Forward news and keep results until all runs have ended, or until Ctrl-C. A failed run raises at once."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from signvote import checkpoint
+from signvote.errors import StateError
 from signvote.results import write
 from signvote.sim.config import Config
 from signvote.sim.machine import Machine
@@ -52,7 +53,7 @@ def train(
         run = Run(config, task, machine, workshop)
         out.mkdir(parents=True, exist_ok=True)
         if resume and path.exists():
-            run.load_state_dict(checkpoint.load(path))
+            _resume(run, path)
         telling = Telling(run, trackers)
         saved = time.monotonic()
         with interruptible() as stopped:
@@ -69,6 +70,14 @@ def train(
             write(out / "result.json", result)
             telling.finish(result)
     return result
+
+
+def _resume(run: Run, path: Path) -> None:
+    state = checkpoint.load(path)
+    try:
+        run.load_state_dict(state)
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from None
 
 
 @contextmanager

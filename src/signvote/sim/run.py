@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from signvote.core.bits import unpack_signs
@@ -135,15 +136,18 @@ class Run:
         if self.workers.work.hostility is not None:
             self.last_decision = decision
         with self.phases.timed("apply"):
-            x = self._decayed(t)
+            x = self._decayed(t, decision.support)
             backend(x.device).step_(x, decision, 0, self.config.step_at(t))
 
-    def _decayed(self, t: int) -> Tensor:
-        """The parameters after a step of weight decay."""
+    def _decayed(self, t: int, support: Tensor | None = None) -> Tensor:
+        """The parameters after a step of weight decay; unchanged if a decision has no support at all."""
         x = self.gradients.x
-        if self.config.decay:
-            x.mul_(1 - self.config.step_at(t) * self.config.decay)
-        return x
+        if not self.config.decay:
+            return x
+        kept = x.new_full((), 1 - self.config.step_at(t) * self.config.decay)
+        if support is not None:
+            kept = torch.where(support.any(), kept, 1)
+        return x.mul_(kept)
 
     def _oracle(self, t: int, voters: list[int]) -> None:
         """Step by the sign of the mean over all samples."""

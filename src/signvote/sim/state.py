@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from signvote.core.encoder import Memory
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
+from signvote.sim.history import PER_ROUND, empty_history
+from signvote.sim.phases import PHASES
 
 if TYPE_CHECKING:
     from signvote.sim.run import Run
 
 VERSION = 3
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, RuntimeError)
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -39,11 +44,21 @@ def state_of(run: Run) -> dict[str, Any]:
 
 
 def load_state(run: Run, state: dict[str, Any]) -> None:
-    """Resume a new run from a state of the same configuration."""
+    """Resume a new run from a state of the same configuration. Anything else raises StateError."""
     check_state(state, kind="run")
     state = upgraded(state, "the checkpoint", VERSION)
+    try:
+        _check_config(run, json.loads(state["config"]))
+        _check_history(state)
+        _load(run, state)
+    except StateError:
+        raise
+    except DAMAGE as error:
+        raise StateError(f"the checkpoint is damaged ({type(error).__name__}: {error})") from error
+
+
+def _check_config(run: Run, its: dict[str, Any]) -> None:
     mine = run.config.as_dict()
-    its = json.loads(state["config"])
     differing = [
         f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
         for name in mine | its
@@ -51,20 +66,60 @@ def load_state(run: Run, state: dict[str, Any]) -> None:
     ]
     if differing:
         raise StateError(f"the checkpoint is of another run: {', '.join(differing)}")
-    run.round = state["round"]
-    run.history = state["history"]
-    run.phases.seconds = state["seconds"]
-    run.machines = state["machines"]
-    run.last_decision = None
-    if state["decision"] is not None:
-        run.last_decision = Planes(*state["decision"])
-    run.model.load_state_dict(state["model"])
+
+
+def _check_history(state: dict[str, Any]) -> None:
+    """Raise unless the history has every list, as long as its neighbors."""
+    history = state["history"]
+    round = state["round"]
+    if _lists(history) != _lists(empty_history()):
+        raise StateError("the checkpoint is damaged: its history does not have the measurements of a run")
+    for name in PER_ROUND:
+        if len(history[name]) != round:
+            raise StateError(
+                f"the checkpoint is damaged: it has {len(history[name])} {name} of {round} rounds"
+            )
+    for what in history.keys() - set(PER_ROUND):
+        lengths = {len(values) for values in history[what].values()}
+        if len(lengths) != 1:
+            raise StateError(f"the checkpoint is damaged: its {what} have unequal lengths")
+
+
+def _lists(history: Any) -> Any:
+    """A history with empty lists."""
+    if isinstance(history, dict):
+        return {name: _lists(values) for name, values in history.items()}
+    return [] if isinstance(history, list) else None
+
+
+def _load(run: Run, state: dict[str, Any]) -> None:
     memories = [
-        Memory(average, residual)
+        Memory(_memory(run, average), _memory(run, residual))
         for average, residual in zip(state["averages"], state["residuals"], strict=True)
     ]
+    decision = state["decision"]
+    last_decision = None if decision is None else Planes(*decision)
+    seconds = {phase: float(state["seconds"][phase]) for phase in PHASES}
+    described = {"from_round", *run.machine.named()}
+    if not all(described <= machine.keys() for machine in state["machines"]):
+        raise StateError("the checkpoint is damaged: it does not describe its machines")
+    run.model.load_state_dict(state["model"])
     run.workers.load_memories(memories)
     device = run.gradients.x.device
     run.encoder.memory = memories[0].map(lambda kept: kept.to(device))
     if run.server is not None:
         run.server.load_state_dict(state["server"])
+    run.round = state["round"]
+    run.history = state["history"]
+    run.phases.seconds = seconds
+    run.machines = state["machines"]
+    run.last_decision = last_decision
+
+
+def _memory(run: Run, kept: Tensor | None) -> Tensor | None:
+    """A memory of a worker that has the shape of a gradient."""
+    if kept is not None and (kept.shape != run.gradients.x.shape or not kept.is_floating_point()):
+        raise StateError(
+            f"the checkpoint is damaged: a worker's memory is {tuple(kept.shape)} numbers of {kept.dtype}"
+        )
+    return kept

@@ -27,6 +27,7 @@ from signvote.core.rules import RULES, make_rule
 from signvote.errors import ConfigError
 from signvote.names import check_name
 from signvote.results import identity
+from signvote.results.shape import fits
 from signvote.settings import SETTINGS
 from signvote.sim.compare import names_of
 from signvote.sim.config import Config
@@ -113,25 +114,8 @@ def _check_value(name: str, value: Any) -> None:
     else:
         hint = HINTS[name]
     is_empty = is_list and not value
-    if is_empty or not _fits(value, hint):
+    if is_empty or not fits(value, hint):
         raise ConfigError(f"{name} is {value!r}; wanted {_in_words(hint)}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a TOML value is allowed for a setting of this type."""
-    origin = get_origin(hint)
-    inside = get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, choice) for choice in inside)
-    if origin is Literal:
-        return value in inside
-    if origin in (list, tuple):
-        return isinstance(value, list) and all(_fits(item, inside[0]) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, origin or hint)
 
 
 def _in_words(hint: Any) -> str:

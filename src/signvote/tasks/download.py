@@ -31,7 +31,7 @@ from signvote.tasks.files import (
     read_bytes,
 )
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, total bytes (0: unknown)
+Progress = Callable[[str, int, int], None]  # file, bytes so far, total bytes
 
 MNIST_URL = "https://ossci-datasets.s3.amazonaws.com/mnist"
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -54,6 +54,7 @@ class Source:
     """A download: the .gz of one file, or a .tar.gz with several."""
 
     url: str
+    size: int  # bytes of the download
     md5: str
     files: tuple[File, ...]
 
@@ -61,10 +62,10 @@ class Source:
 def _idx_sources(
     task: str,
     url: str,
-    packed: tuple[str, ...],
+    packed: dict[str, int],
     plain: tuple[str | None, ...],
 ) -> list[Source]:
-    """The four IDX files of MNIST or a look-alike, with the md5s of the .gz files and of the plain ones."""
+    """The four IDX files of MNIST or a look-alike: md5s of the .gz files with their sizes, and of the plain ones."""
     names = IDX_TRAIN + IDX_TEST
     sizes = (  # a header, then a byte per pixel or label
         16 + 60_000 * 784,
@@ -75,7 +76,7 @@ def _idx_sources(
     found = []
     for name, size, packed_md5, plain_md5 in zip(names, sizes, packed, plain, strict=True):
         file = File(name=f"{task}/{name}", size=size, md5=plain_md5)
-        source = Source(url=f"{url}/{name}.gz", md5=packed_md5, files=(file,))
+        source = Source(url=f"{url}/{name}.gz", size=packed[packed_md5], md5=packed_md5, files=(file,))
         found.append(source)
     return found
 
@@ -85,12 +86,12 @@ OFFICIAL: Mapping[str, list[Source]] = {
     "mnist": _idx_sources(
         "mnist",
         MNIST_URL,
-        (
-            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "d53e105ee54ea40749a09fcbcd1e9432",
-            "9fb629c4189551a2d022fa330f9573f3",
-            "ec29112dd5afa0611ce80d1b7f02629c",
-        ),
+        {
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873": 9_912_422,
+            "d53e105ee54ea40749a09fcbcd1e9432": 28_881,
+            "9fb629c4189551a2d022fa330f9573f3": 1_648_877,
+            "ec29112dd5afa0611ce80d1b7f02629c": 4_542,
+        },
         (
             "6bbc9ace898e44ae57da46a324031adb",
             "a25bea736e30d166cdddb491f175f624",
@@ -101,17 +102,18 @@ OFFICIAL: Mapping[str, list[Source]] = {
     "fashion-mnist": _idx_sources(
         "fashion-mnist",
         FASHION_URL,
-        (
-            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "25c81989df183df01b3e8a0aad5dffbe",
-            "bef4ecab320f06d8554ea6380940ec79",
-            "bb300cfdad3c16e7a12a480ee83cd310",
-        ),
+        {
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d": 26_421_880,
+            "25c81989df183df01b3e8a0aad5dffbe": 29_515,
+            "bef4ecab320f06d8554ea6380940ec79": 4_422_102,
+            "bb300cfdad3c16e7a12a480ee83cd310": 5_148,
+        },
         (None, None, None, None),
     ),
     "cifar10": [
         Source(
             url=f"{CIFAR_URL}/cifar-10-binary.tar.gz",
+            size=170_052_171,
             md5="c32a1d4ab5d03f1284b67883e8d87530",
             files=tuple(
                 File(name=f"{CIFAR_FOLDER}/{name}", size=CIFAR_IMAGES * CIFAR_RECORD)
@@ -131,13 +133,13 @@ def fetch(
 ) -> list[Path]:
     """Download the missing and damaged files of a data set. Returns all of its files, unpacked.
 
-    A download is used only if its md5 is right. A file appears complete or not at all.
+    A download ends at its published size, and is used only if its md5 is right. A file appears complete or not at all.
 
     Args:
         name: a task; `mnist-10k` is bundled and has no files.
         folder: the data folder; created if it does not exist.
         sources: the downloads of each task.
-        progress: called with the file, the bytes so far and the total bytes (0: unknown).
+        progress: called with the file, the bytes so far and the total bytes.
 
     """
     check_name("task", name, sources)
@@ -206,13 +208,17 @@ def _fetch_source(source: Source, folder: Path, task: str, progress: Progress) -
 
 
 def _download(source: Source, archive: IO[bytes], progress: Progress) -> None:
-    """Write the download into a file; raise if its md5 is wrong."""
+    """Write the download into a file; raise if it is longer than published, or if its md5 is wrong."""
     name = source.url.rpartition("/")[2]
     checksum = hashlib.md5(usedforsecurity=False)
-    for chunk, total in _chunks(source.url):
+    for chunk in _chunks(source.url):
         checksum.update(chunk)
         archive.write(chunk)
-        progress(name, archive.tell(), total)
+        progress(name, archive.tell(), source.size)
+        if archive.tell() > source.size:
+            raise DataError(
+                f"{source.url} has more than the {source.size:,} bytes that are published; nothing is kept"
+            )
     found = checksum.hexdigest()
     if found != source.md5:
         raise DataError(
@@ -221,14 +227,13 @@ def _download(source: Source, archive: IO[bytes], progress: Progress) -> None:
         )
 
 
-def _chunks(url: str) -> Iterator[tuple[bytes, int]]:
-    """The chunks of a download, each with the total number of bytes (0: unknown)."""
+def _chunks(url: str) -> Iterator[bytes]:
+    """The chunks of a download."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as reply:
-            total = int(reply.headers.get("Content-Length", 0))
             while chunk := reply.read(CHUNK_BYTES):
-                yield chunk, total
-    except (OSError, http.client.HTTPException) as error:
+                yield chunk
+    except (OSError, ValueError, http.client.HTTPException) as error:
         if isinstance(error, urllib.error.HTTPError):
             error.close()  # it holds the connection
         raise DataError(f"cannot download {url} ({error})") from error

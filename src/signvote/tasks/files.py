@@ -18,6 +18,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ CIFAR_TEST = "test_batch.bin"
 CIFAR_IMAGES = 10_000  # in each file
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)  # bytes: a label, then red, green and blue planes
 
+CHUNK_BYTES = 1 << 20
+
 BUNDLED = Path(__file__).parent / "mnist10k"
 BUNDLED_TRAIN = 8_000
 BUNDLED_MD5 = {
@@ -49,10 +52,11 @@ BUNDLED_MD5 = {
     "t10k-labels-idx1-ubyte.xz": "27ae3e4e09519cfbb04c329615203637",
 }
 
-UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
+OPEN: dict[str, Callable[..., IO[bytes]]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
 }
+MOST_BYTES = 2**27  # of an unpacked file; the largest official one has 47 million
 
 
 def data_folder(given: Path | None = None) -> Path:
@@ -162,13 +166,18 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
 
 
 def read_bytes(path: Path) -> bytearray:
-    """The content of a file, unpacked if its name ends in .gz or .xz."""
-    unpack = UNPACK.get(path.suffix, bytes)
+    """The content of a file, unpacked if its name ends in .gz or .xz. A file of more than MOST_BYTES is refused."""
+    opened = OPEN.get(path.suffix, open)
+    content = bytearray()
     try:
-        content = unpack(path.read_bytes())
+        with opened(path, "rb") as file:
+            while len(content) <= MOST_BYTES and (chunk := file.read(CHUNK_BYTES)):
+                content += chunk
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(path, f"cannot be read ({error})") from error
-    return bytearray(content)
+    if len(content) > MOST_BYTES:
+        raise _damaged(path, f"has more than {MOST_BYTES:,} bytes")
+    return content
 
 
 def md5(content: bytes | bytearray) -> str:

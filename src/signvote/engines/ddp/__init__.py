@@ -9,6 +9,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
 """
 
 from signvote.engines.ddp.balance import Balancer, UnequalSampler
+from signvote.engines.ddp.drift import copy_from_majority
 from signvote.engines.ddp.hooks import noop_hook, vote_gradients, vote_hook
 from signvote.engines.ddp.saving import load, save
 from signvote.engines.ddp.state import VoteState
@@ -17,6 +18,7 @@ __all__ = [
     "Balancer",
     "UnequalSampler",
     "VoteState",
+    "copy_from_majority",
     "load",
     "noop_hook",
     "save",

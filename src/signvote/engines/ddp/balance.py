@@ -63,17 +63,34 @@ class Balancer:
         self.every = every
         self.lag = lag
         self.rounds = 0  # observed
+        self._asked = -1  # the last round that sizes were asked for
         self._plans = [(0, first)]  # (first round, sizes)
         self._speeds: list[list[float]] = []  # samples per second by rank, in the rounds since the last look
 
     def sizes(self, round: int) -> tuple[int, ...]:
         """Each rank's batch size in a round, counted from 0."""
-        if round > self.rounds + self.lag:
+        ahead = round - self.rounds
+        if ahead > self.lag and round > self._asked + 1:
             raise ConfigError(
-                f"round {round} is {round - self.rounds} ahead of what was observed; give Balancer(lag=...)"
+                f"round {round} was asked for, and {self.rounds} rounds were observed; to resume, load the"
+                " balancer's state first: balancer.load_state_dict(...)"
+            )
+        if ahead > self.lag:
+            raise ConfigError(
+                f"round {round} is {ahead} ahead of what was observed; give Balancer(lag=...)"
                 " what the DataLoader draws ahead, num_workers * prefetch_factor, or take num_workers=0"
             )
+        self._asked = max(self._asked, round)
         return next(sizes for start, sizes in reversed(self._plans) if start <= round)
+
+    def sizes_after(self, decided: int) -> tuple[int, ...]:
+        """The sizes of the round after so many decided ones, all of which must have been observed."""
+        if decided != self.rounds:
+            raise ConfigError(
+                f"{decided} rounds are decided, and the balancer has observed {self.rounds}; to resume, load its"
+                " state as well: balancer.load_state_dict(...)"
+            )
+        return self.sizes(decided)
 
     def observe(self, seconds: Sequence[float]) -> None:
         """Record how long each rank worked in a round; 0: unknown."""
@@ -108,6 +125,7 @@ class Balancer:
     def load_state_dict(self, state: State) -> None:
         """Resume from a state. With another total or number of ranks, only the count of rounds is loaded."""
         self.rounds = state["rounds"]
+        self._asked = self.rounds - 1
         self._speeds = []
         if state["total"] == self.total and state["world"] == self.world:
             self._plans = [(start, tuple(sizes)) for start, sizes in state["plans"]]

@@ -46,6 +46,7 @@ class Exchange:
         self.shares = shares
         self.device = device
         self.bytes_sent = 0  # to other ranks, in the last round
+        self._bytes = 0  # in this round, so far
         self._sent = torch.zeros(votes, dtype=torch.int64, device=group.device)
         self._received = torch.zeros_like(self._sent)
         self._decided = torch.zeros(decisions, dtype=torch.int64, device=group.device)
@@ -88,6 +89,7 @@ class Exchange:
             padded = torch.nn.functional.pad(plane, (0, padding))
             sent[:, row] = padded.view(world, words)
         self.group.all_to_all(self._received[number], sent)
+        self._bytes += (world - 1) * sent[0].nbytes
 
     def wait(self) -> None:
         """Wait until everything submitted has arrived."""
@@ -98,9 +100,17 @@ class Exchange:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def forget(self) -> None:
-        """Drop pending work, after an error."""
+    def begin(self) -> None:
+        """Start a new round; after an error, drop what is pending."""
         self._pending = []
+        self.bytes_sent = self._bytes
+        self._bytes = 0
+
+    def gather(self, mine: Tensor) -> Tensor:
+        """The tensors of all ranks, stacked by rank."""
+        gathered = self.group.all_gather(mine.to(self.group.device))
+        self._bytes += (self.group.world - 1) * mine.nbytes
+        return gathered
 
     # ---- decisions -----------------------------------------------------------------------------------
 
@@ -113,20 +123,14 @@ class Exchange:
         """The buffer for the decision on this rank's piece of a chunk."""
         return _planes(self._decided[number][:, : words_for(n)])
 
-    def share(self, counts: Sequence[Tensor]) -> tuple[Planes, list[Tensor]]:
-        """Join the decisions of all ranks, and sum the counts of all ranks."""
-        flat = [count.reshape(-1) for count in counts]
-        mine = torch.cat([self._decided.view(-1), *flat])
-        gathered = self.group.all_gather(mine)
-        decided = self._decided.numel()
-        decision = self._joined(gathered[:, :decided])
-        summed = gathered[:, decided:].sum(0).cpu()
-        sums = torch.split(summed, [count.numel() for count in counts])
-        totals = [total.view(count.shape) for total, count in zip(sums, counts, strict=True)]
-        others = self.group.world - 1
-        words_to_each = self._sent[:, 0].numel() + mine.numel()
-        self.bytes_sent = 8 * others * words_to_each
-        return decision, totals
+    def share(self, message: Tensor) -> tuple[Planes, Tensor]:
+        """Join the decisions of all ranks; gather a message of each, in words: (ranks, words), on the CPU."""
+        decided = self._decided.view(-1)
+        mine = torch.cat([decided, message.to(decided.device)])
+        gathered = self.gather(mine)
+        decision = self._joined(gathered[:, : len(decided)])
+        messages = gathered[:, len(decided) :].cpu()
+        return decision, messages
 
     def _joined(self, pieces: Tensor) -> Planes:
         """The decision on all coordinates, from the pieces of all ranks, (world, chunks * planes * words)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Mapping
 
 import torch
@@ -11,15 +10,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.layout import Layout
+from signvote.engines.ddp.drift import digest
 from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.errors import ConfigError, EngineError
 
-SAME = {
-    "layout of the model": slice(1, 3),
-    "settings": slice(3, 5),
-    "parameters": slice(5, 6),
-    "round": slice(6, 7),
-}  # where each digest is in the numbers that a rank sends; a worker id comes first
+SETTINGS = (
+    "rule",
+    "options of the rule",
+    "encoding",
+    "run",
+    "chunk",
+    "check_every",
+)  # which all ranks must share
 
 
 class Handshake:
@@ -27,13 +29,13 @@ class Handshake:
 
     Args:
         worker_id: of this rank.
-        settings: a text that all ranks must share.
+        settings: a text for each of SETTINGS.
 
     """
 
-    def __init__(self, worker_id: int, settings: str) -> None:
+    def __init__(self, worker_id: int, settings: Mapping[str, str]) -> None:
         self.worker_id = worker_id
-        self.settings = settings
+        self.settings = [settings[name] for name in SETTINGS]
         self.ids: list[int] = []  # worker ids by rank; empty before the handshake
 
     @property
@@ -50,17 +52,18 @@ class Handshake:
         round: int,
     ) -> None:
         """Exchange digests; all ranks raise the same error if one differs."""
-        settings = hashlib.blake2b(self.settings.encode(), digest_size=16)
-        mine = [
-            self.worker_id - 2**63,
-            *_two_numbers(layout.digest),
-            *_two_numbers(settings.digest()),
-            _checksum(parameters),
-            round,
-        ]
-        sent = torch.tensor(mine, device=group.device)
+        mine = {
+            "layout of the model": _number(layout.digest),
+            **{
+                f"settings: {what}": _number(text.encode())
+                for what, text in zip(SETTINGS, self.settings, strict=True)
+            },
+            "parameters": digest(parameters.values()),
+            "round": round,
+        }
+        sent = torch.tensor([self.worker_id - 2**63, *mine.values()], device=group.device)
         received: list[list[int]] = group.all_gather(sent).tolist()
-        for what, at in SAME.items():
+        for at, what in enumerate(mine, start=1):
             wanted = received[0][at]
             differing = [r for r, numbers in enumerate(received) if numbers[at] != wanted]
             if differing:
@@ -91,16 +94,29 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def _checksum(parameters: Mapping[str, Tensor]) -> int:
-    crc = 0
-    for parameter in parameters.values():
-        flat = parameter.detach().cpu().contiguous().view(-1)
-        raw = flat.view(torch.uint8).numpy()
-        crc = zlib.crc32(raw.data, crc)
-    return crc
+def described(value: object, depth: int = 12) -> str:
+    """The numbers, texts and flags that make up an object, such as a rule: equal options give equal texts.
+
+    >>> from signvote.core.rules import make_rule
+    >>> layout = Layout([("w", (4,))])
+    >>> described(make_rule("pooled", layout, cap=2.0)) == described(make_rule("pooled", layout, cap=3.0))
+    False
+    """
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)
+    name = type(value).__name__
+    if isinstance(value, Layout | Tensor) or depth == 0:
+        return name
+    if isinstance(value, Mapping):
+        entries = [f"{described(key, depth - 1)}: {described(its, depth - 1)}" for key, its in value.items()]
+        return f"{name}({', '.join(sorted(entries))})"
+    if isinstance(value, list | tuple):
+        return f"{name}({', '.join(described(each, depth - 1) for each in value)})"
+    inside = getattr(value, "__dict__", None)
+    return name + described(inside, depth - 1) if inside else name
 
 
-def _two_numbers(digest: bytes) -> list[int]:
-    """16 bytes as two signed numbers of 64 bits."""
-    halves = (digest[:8], digest[8:])
-    return [int.from_bytes(half, "little", signed=True) for half in halves]
+def _number(content: bytes) -> int:
+    """A digest of 64 bits."""
+    hashed = hashlib.blake2b(content, digest_size=8)
+    return int.from_bytes(hashed.digest(), "little", signed=True)

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import GradBucket
 
 from signvote.engines.ddp.state import Bucket, VoteState
+from signvote.engines.ddp.torch_names import GradBucket
 
 
 def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from signvote.engines.ddp.account import account, local_addresses, plain
+from signvote.engines.ddp.torch_names import store_of
 from signvote.errors import ConfigError, EngineError
 
 GRACE = 5.0  # seconds in which the other ranks can report that they are alive
@@ -41,6 +43,8 @@ class ProcessGroup:
         uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend(self._group)
         self.device = device if uses_nccl else torch.device("cpu")  # of all tensors that are sent
         self.stage = "the first round"  # named in errors
+        self._store = store_of(self._group)
+        self._store.set(self._key("addresses", self.rank), json.dumps(local_addresses()))
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """The tensors of all ranks, stacked by rank."""
@@ -55,12 +59,17 @@ class ProcessGroup:
         with self._named():
             dist.all_to_all_single(received, sent, group=self._group)
 
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """Overwrite a tensor with that of one rank, given by its place in the group."""
+        with self._named():
+            dist.broadcast(tensor, self.ranks[source], group=self._group)
+
     @contextmanager
     def _named(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:  # of torch.distributed, which seldom names a rank
-            raise EngineError(self._account(_plain(str(error)))) from error
+            raise EngineError(self._account(plain(str(error)))) from error
 
     def _account(self, error: str) -> str:
         """Describe a failed exchange: the error, the ranks that are alive, the ranks without a report.
@@ -73,34 +82,30 @@ class ProcessGroup:
             reports = self._reports(error)
         except RuntimeError:
             return f"{failed}. The store cannot be reached: the process that keeps it is gone"
-        alive = [
-            f"rank {self.ranks[r]} is alive and reports: {text}"
-            for r, text in reports.items()
-            if r != self.rank
-        ]
-        silent = [str(self.ranks[r]) for r in range(self.world) if r not in reports]
-        sentences = [failed]
-        if alive:
-            sentences.append("; ".join(alive))
-        if silent:
-            names = ", ".join(silent)
-            sentences.append(f"no report from rank {names}: dead, cut off, or still computing")
-        return ". ".join(sentences)
+        return account(self.stage, self.rank, reports, self.ranks, self._addresses())
 
     def _reports(self, error: str) -> dict[int, str]:
         """Report this rank's error, and wait a while for the reports of the others: rank -> its error."""
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
-        keys = [f"signvote/{attempt}/{self.stage}/{r}" for r in range(self.world)]
-        store = dist.distributed_c10d._get_default_store()
-        store.set(keys[self.rank], error)
+        keys = [self._key(self.stage, r) for r in range(self.world)]
+        self._store.set(keys[self.rank], error)
         deadline = time.monotonic() + min(GRACE, self.timeout)
         reported: list[int] = []
         while len(reported) < self.world:
-            reported = [r for r in range(self.world) if store.check([keys[r]])]
+            reported = [r for r in range(self.world) if self._store.check([keys[r]])]
             if time.monotonic() > deadline:
                 break
             time.sleep(0.05)
-        return {r: store.get(keys[r]).decode() for r in reported}
+        return {r: self._store.get(keys[r]).decode() for r in reported}
+
+    def _addresses(self) -> dict[int, list[str]]:
+        """The addresses of each rank's machine."""
+        keys = {r: self._key("addresses", r) for r in range(self.world)}
+        return {r: json.loads(self._store.get(key)) for r, key in keys.items() if self._store.check([key])}
+
+    def _key(self, what: str, rank: int) -> str:
+        """Where a rank leaves something in the store."""
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
+        return f"signvote/{attempt}/{what}/{rank}"
 
 
 def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:
@@ -112,10 +117,3 @@ def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:
     else:
         group = dist.new_group(ranks, timeout=wait, use_local_synchronization=True)
     return group
-
-
-def _plain(error: str) -> str:
-    """Gloo's error without its source file and its advice: `Connection closed by peer [10.0.0.7]:29500`."""
-    text = re.sub(r"^\[\S+:\d+\] ", "", error.strip())
-    before_advice, _, _ = text.partition(". This is typically caused by")
-    return before_advice.rstrip(".")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,30 +30,24 @@ from signvote.core.encoder import Encoded, Encoding, Memory, encode
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
 from signvote.core.server import RoundReport, Server, vote_in_chunks
-from signvote.core.trust import Evidence, State
-from signvote.core.vote import Votes
+from signvote.core.trust import NOTHING, Evidence, State
+from signvote.core.vote import Votes, empty_decision
+from signvote.engines.ddp import drift
 from signvote.engines.ddp.balance import Balancer, Stopwatch
+from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients
-from signvote.engines.ddp.handshake import Handshake, check_model
+from signvote.engines.ddp.handshake import Handshake, check_model, described
 from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.engines.ddp.shares import Shares
-from signvote.errors import EngineError, StateError
+from signvote.engines.ddp.status import Status, gathered
+from signvote.errors import ConfigError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import WORD, Planes, words_for
 
 VERSION = 1
 CHUNK = 2**21  # coordinates that travel together
-COUNTS = ("mismatches", "cast", "differ", "common")  # fields of Evidence that are sent
-
-
-class Status(NamedTuple):
-    """The numbers that a rank sends about itself in a round, after its votes."""
-
-    round: int
-    finite: int  # 1: the rank votes; 0: it abstains
-    batch_size: int
-    nanoseconds: int  # of work
+CHECK_EVERY = 100  # rounds
 
 
 class Bucket(NamedTuple):
@@ -83,6 +77,7 @@ class VoteState:
         scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
         overlap: chunks travel while the rest of the gradients is computed; False: the same, one after the other.
         timeout: seconds to wait for a rank; the error names the ranks that are alive.
+        check_every: rounds between two looks whether all ranks still have the same parameters; 0: never.
         chunk: coordinates that travel together.
         group: the process group of the ranks that vote; None: all.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
@@ -106,18 +101,29 @@ class VoteState:
         scaler: torch.amp.GradScaler | None = None,
         overlap: bool = True,
         timeout: float = 300.0,
+        check_every: int = CHECK_EVERY,
         chunk: int = CHUNK,
         group: dist.ProcessGroup | None = None,
         encoding: Encoding | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         check_model(model)
+        if check_every < 0:
+            raise ConfigError(f"check_every is {check_every}; it must be 0 or more rounds")
         if encoding is None:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
         self.encoding = encoding
         module = model.module if isinstance(model, DistributedDataParallel) else model
         self.parameters = trainable(module)
         self.server = Server(Layout.of(self.parameters), rule, run=run, zeros=encoding.zeros, **options)
+        settings = {
+            "rule": self.server.rule.name,
+            "options of the rule": described(self.server.rule),
+            "encoding": json.dumps(asdict(encoding)),
+            "run": str(run),
+            "chunk": str(chunk),
+            "check_every": str(check_every),
+        }
         device = next(iter(self.parameters.values())).device
         self.group = ProcessGroup(group, device, timeout)
         shares = Shares.of(self.layout.size, self.group.world, chunk)
@@ -131,15 +137,14 @@ class VoteState:
             device=device,
             overlap=overlap,
         )
-        settings = [
-            self.server.rule.name,
-            run,
-            chunk,
-            str(sorted(options.items())),
-            asdict(encoding),
-        ]
+        self.packings = Packings(
+            getattr(self.server.rule, "groups", [(0, self.layout.size)]),
+            shares,
+            dense=encoding.planes == 1,
+        )
         worker = self.group.rank if worker_id is None else worker_id
-        self.handshake = Handshake(worker, json.dumps(settings))
+        self.handshake = Handshake(worker, settings)
+        self.check_every = check_every
         self.batch_size = batch_size
         self.balancer = balancer
         self.scaler = scaler
@@ -222,12 +227,11 @@ class VoteState:
         finite = all(bool(encoded.finite) for encoded in self._encoded)
         statuses = self._exchange_status(finite, self.stopwatch.worked(since))
         voters = [rank for rank in self.handshake.by_worker if statuses[rank].finite]
-        evidence = vote_in_chunks(
-            self.server.rule_for(len(voters)),
-            self._pieces(voters, statuses),
-            coin_for(self.server.zeros, self.server.run, self.round + 1),
-        )
-        decision, evidence = self._share(evidence)
+        if len(voters) >= self.server.min_voters:
+            decision, evidence = self._vote(voters, statuses)
+        else:  # nothing moves, as all ranks know
+            decision = empty_decision(self.layout.size, None, self.gradients.vector.device)
+            evidence = NOTHING
         self.server.learn(self.round + 1, evidence, self._abstained(voters))
         self.group.stage = f"round {self.round + 1}"
         if finite:
@@ -238,6 +242,22 @@ class VoteState:
             self.balancer.observe([status.nanoseconds / 1e9 for status in statuses])
         self._begin()
         return decision
+
+    def _vote(self, voters: list[int], statuses: list[Status]) -> tuple[Planes, Evidence]:
+        """Decide this rank's pieces; share the decisions and the evidence of all ranks."""
+        mine = vote_in_chunks(
+            self.server.rule,
+            self._pieces(voters, statuses),
+            coin_for(self.server.zeros, self.server.run, self.round + 1),
+        )
+        packing = self.packings.of(mine)
+        counts = in_a_row(mine)
+        message = packing.pack(counts, self.group.rank)
+        decision, messages = self.exchange.share(message)
+        total = packing.total(messages)
+        if total is None:  # a rule that counts something else
+            total = self.exchange.gather(counts).sum(0).cpu()
+        return decision, with_counts(mine, total)
 
     def _abstained(self, voters: list[int]) -> dict[int, str]:
         """The worker ids of the ranks that do not vote, and the reason."""
@@ -255,27 +275,34 @@ class VoteState:
         """Prepare for the next round's gradients."""
         self._encoded = []
         self.gradients.begin()
-        self.exchange.forget()
+        self.exchange.begin()
         self.stopwatch.begin()
 
     def _exchange_status(self, finite: bool, worked: float) -> list[Status]:
         """The status of every rank, by rank."""
         if self.balancer is not None:
-            sizes = self.balancer.sizes(self.round)
+            sizes = self.balancer.sizes_after(self.round)
             self.batch_size = sizes[self.group.rank]
+        is_checked = self.check_every and (self.round + 1) % self.check_every == 0
         mine = Status(
             round=self.round + 1,
             finite=finite,
             batch_size=self.batch_size,
             nanoseconds=int(1e9 * worked),
+            digest=drift.digest(self.parameters.values()) if is_checked else 0,
         )
-        sent = torch.tensor(mine, device=self.group.device)
-        received = self.group.all_gather(sent)
-        statuses = [Status(*numbers) for numbers in received.tolist()]
-        rounds = [status.round for status in statuses]
-        if len(set(rounds)) > 1:
-            raise EngineError(f"ranks are in different rounds: {rounds}")
+        statuses = gathered(mine, self.exchange)
+        digests = [status.digest for status in statuses]
+        if len(set(digests)) > 1:
+            self._begin()  # the step may be repeated
+            drift.check(digests, self.group.ranks, f"round {self.round + 1}")
         return statuses
+
+    def digests(self) -> list[int]:
+        """A digest of the parameters of every rank. Every rank calls this."""
+        mine = torch.tensor([drift.digest(self.parameters.values())], device=self.group.device)
+        by_rank: list[int] = self.group.all_gather(mine)[:, 0].tolist()
+        return by_rank
 
     def _pieces(self, voters: list[int], statuses: list[Status]) -> Iterator[tuple[Planes, Votes]]:
         """This rank's piece of each chunk: the buffer for its decision, and the votes on it."""
@@ -292,14 +319,6 @@ class VoteState:
                 batch_sizes=sizes,
             )
             yield self.exchange.decided(number, n), votes
-
-    def _share(self, mine: Evidence) -> tuple[Planes, Evidence]:
-        """Join the decisions of all ranks, and add the evidence of all ranks."""
-        fields = {name: getattr(mine, name) for name in COUNTS}
-        counts = {name: count for name, count in fields.items() if count is not None}
-        decision, totals = self.exchange.share(list(counts.values()))
-        total: dict[str, Any] = dict(zip(counts, totals, strict=True))
-        return decision, replace(mine, **total)
 
     def fill(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor], decision: Planes) -> None:
         """Write the decision in place of gradients, times AMP's scale: the optimizer's step divides by it."""

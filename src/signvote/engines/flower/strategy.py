@@ -98,7 +98,7 @@ class SignVote(Strategy):
         evaluate_every: int = 0,
         checkpoint: str | os.PathLike[str] | None = None,
         encoding: Encoding | None = None,
-        **options: object,
+        **options: Any,
     ) -> None:
         _check_least("local_steps", local_steps, 1)
         _check_least("min_nodes", min_nodes, 1)

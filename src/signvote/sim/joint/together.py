@@ -153,6 +153,8 @@ def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], 
     body = _body_bytes(decided, votes.n, sparse=False)
     if sparse and decision.support is not None:
         body = torch.minimum(body, _body_bytes(decided, votes.n, sparse=True))
+    if decision.support is not None:
+        body = body * decision.support.any()  # nothing decided is a header alone
     arrive = download(ballots.sum(), body)
 
     def arrived() -> tuple[int, int]:
