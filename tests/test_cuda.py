@@ -271,7 +271,7 @@ def test_a_model_may_be_moved_to_the_gpu_on_the_way() -> None:
     model = torch.nn.Linear(30, 10)
     worker = Worker(model, 3, momentum=0.5)
     worker_here = Worker({name: p.detach().clone() for name, p in model.named_parameters()}, 3, momentum=0.5)
-    for t, device in enumerate(("cpu", DEVICE, "cpu")):
+    for t, device in enumerate((torch.device("cpu"), DEVICE, torch.device("cpu"))):
         model.to(device)
         for name, p in model.named_parameters():
             whole = torch.randint(-3, 4, p.shape).float()  # exact in any order
