@@ -2,7 +2,7 @@
 
     python -m benchmarks.flower_nodes                         # three minutes on one core
 
-Three rounds of 2,000 and of 20,000 nodes in this process. A reply is a ballot of 64 coordinates in the name of its node.
+Three rounds of 2,000 and of 20,000 nodes in this process. A reply is a ballot of 64 coordinates in its node's name.
 Prints processor seconds a round of the server, without the replies, and the ratio: 10 is linear.
 """
 
