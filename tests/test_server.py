@@ -116,7 +116,7 @@ def test_below_the_quorum_nothing_moves(rule: str) -> None:
 def test_a_worker_applies_a_decision_that_moves_nothing() -> None:
     model = torch.nn.Linear(3, 2)
     before = [p.detach().clone() for p in model.parameters()]
-    worker = Worker(model, 0)
+    worker = Worker(model, 0, decay=0.5)
     worker.apply(Server(worker.layout).decide(1, {}), step=0.5)
     for p, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(p, old)

@@ -224,8 +224,11 @@ def apply_decision(
 ) -> None:
     """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5).
 
-    Tensors may have any stride; coordinates are counted in row-major order.
+    Tensors may have any stride; coordinates are counted in row-major order. A decision of no coordinate
+    moves nothing, and takes no step of weight decay either.
     """
+    if decision.count == 0:
+        return
     planes = decision.planes()
     for segment in decision.layout.segments:
         parameter = parameters[segment.name]

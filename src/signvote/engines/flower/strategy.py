@@ -26,7 +26,7 @@ from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rule import Rule
-from signvote.core.server import Server
+from signvote.core.server import Admitted, Server
 from signvote.core.worker import apply_decision
 from signvote.engines.flower.logs import log, log_round
 from signvote.engines.flower.progress import Decision, Progress
@@ -46,6 +46,7 @@ from signvote.formats import check_state, upgraded
 
 Step = float | Callable[[int], float]
 VERSION = 1
+SHOWN = 4  # reasons in an error, at most
 
 
 class QuorumError(EngineError):
@@ -278,7 +279,7 @@ class SignVote(Strategy):
         admitted = self.server.admit(t, ballots)  # type: ignore[arg-type]  # a ballot of None is refused
         voters = {ballot.worker for ballot in admitted.voters}
         if len(voters) < self.min_ballots:
-            raise self._no_quorum(t, len(voters))
+            raise self._no_quorum(t, admitted, len(answers))
         decision = self.server.decide(t, admitted)
         self._apply(t, decision)
         counted = [content for worker, content in answers if worker in voters]
@@ -295,11 +296,17 @@ class SignVote(Strategy):
         }
         return self._arrays(), MetricRecord(summary)
 
-    def _no_quorum(self, t: int, voters: int) -> QuorumError:
+    def _no_quorum(self, t: int, admitted: Admitted, answers: int) -> QuorumError:
+        """What is known about the nodes that did not vote, and where the last complete round is."""
+        nodes = len(self._asked)
+        known = [f"{nodes - answers} did not answer within {self.timeout:g} s"]
+        known += [f"worker {worker} abstained: {why}" for worker, why in admitted.abstained.items()]
+        known += [f"refused: {refusal.message}" for refusal in admitted.refused]
+        shown = "; ".join(known[:SHOWN])
         kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
         return QuorumError(
-            f"round {t}: {voters} of {len(self._asked)} nodes voted, min_ballots is {self.min_ballots};"
-            f" round {t - 1} is {kept}"
+            f"round {t}: {len(admitted.voters)} of {nodes} nodes voted, min_ballots is {self.min_ballots}"
+            f" ({shown}); round {t - 1} is {kept}"
         )
 
     def _answers(self, t: int, replies: Iterable[Message]) -> list[tuple[int, RecordDict]]:
