@@ -8,6 +8,7 @@ python -m soak --list                                      the scenarios
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ RESULT = Path(__file__).with_name("RESULT.md")
 
 def main() -> None:
     options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     if options.list:
         for scenario in SCENARIOS.values():
             print(f"{scenario.name:25} {scenario.engine}: {scenario.fault}")

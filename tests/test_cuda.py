@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from signvote import Server, Worker
 from signvote.kernels import Coin, Coins, CoordinateWeights, Planes, reference, words_for
 from tests import reference as obvious
 from tests.strategies import FLOATS, ballots, coins, tables_for, weights
@@ -241,3 +243,38 @@ def test_step(dtype: torch.dtype, n: int, begin: int, ternary: bool) -> None:
     moved = x.to(DEVICE)
     cuda.step_(moved, decision, begin, 1e-3)
     assert torch.equal(moved.cpu(), want.to(dtype))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")
+@pytest.mark.parametrize(
+    "sending", [{"momentum": 0.9}, {"momentum": 0.9, "feedback": True, "top": 0.1}], ids=str
+)
+def test_a_worker_resumes_on_the_gpu_from_a_state_on_the_cpu(sending: dict[str, Any]) -> None:
+    """As a checkpoint or a Flower node keeps it. The ballots are those of the worker that was not interrupted."""
+    named = {"w": torch.zeros(1000, device=DEVICE)}
+    steady = Worker(named, 3, **sending)
+    server = Server(steady.layout, "majority")
+    for t in range(1, 6):
+        named["w"].grad = torch.randn(1000, device=DEVICE)
+        resumed = Worker(named, 3, **sending)
+        state = steady.state_dict()
+        resumed.load_state_dict({k: v.cpu() if isinstance(v, Tensor) else v for k, v in state.items()})
+        message = resumed.ballot(t)
+        assert message == steady.ballot(t)
+        for kept in resumed.encoder.memory:
+            assert kept is None or kept.device.type == "cuda"
+        steady.apply(server.decide(t, {3: message}), step=0.1)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")
+def test_a_model_may_be_moved_to_the_gpu_on_the_way() -> None:
+    model = torch.nn.Linear(30, 10)
+    worker = Worker(model, 3, momentum=0.5)
+    worker_here = Worker({name: p.detach().clone() for name, p in model.named_parameters()}, 3, momentum=0.5)
+    for t, device in enumerate((torch.device("cpu"), DEVICE, torch.device("cpu"))):
+        model.to(device)
+        for name, p in model.named_parameters():
+            whole = torch.randint(-3, 4, p.shape).float()  # exact in any order
+            p.grad = whole.to(device)
+            worker_here.parameters[name].grad = whole
+        assert worker.ballot(t) == worker_here.ballot(t)

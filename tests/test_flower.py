@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
 from signvote import Layout, LayoutError, StateError, Worker, checkpoint
-from signvote.engines.flower import QuorumError, SignVote, score, vote
+from signvote.engines.flower import QuorumError, SignVote, vote
 from signvote.engines.flower.records import BALLOT, MODEL, to_array
 from signvote.engines.flower_app import write_app
 from signvote.errors import ConfigError
@@ -169,22 +169,6 @@ def test_a_step_by_round_and_a_rule_with_options() -> None:
     assert strategy.server.rule.name == "it-signsgd"
 
 
-def test_evaluation_on_the_nodes() -> None:
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == "train":
-            return honest(message, context)
-        model = fresh(seed=98)
-        return score(message, context, model, lambda: {"first": float(model.state_dict()["weight"][0, 0])})
-
-    grid, model = grid_of(client, client, client), fresh()
-    strategy = SignVote(Layout.of(model), evaluate_every=2)
-    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4)
-    assert set(result.evaluate_metrics_clientapp) == {2, 4}
-    now = strategy.model["weight"][0, 0].item()
-    assert result.evaluate_metrics_clientapp[4]["first"] == pytest.approx(now)
-    assert max(grid.bytes_down[3:6]) < PACKED + 2500
-
-
 # ---- who is not counted ------------------------------------------------------------------------------
 
 
@@ -302,16 +286,18 @@ def test_no_checkpoint_is_said_in_the_error() -> None:
         strategy.start(grid, ArrayRecord(model.state_dict()), timeout=0.1)
 
 
-def test_the_same_strategy_goes_on_after_a_missed_quorum() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_same_strategy_goes_on_after_a_missed_quorum(momentum: float) -> None:
+    """Two nodes are asked for round 3 twice: they answer with the same ballot, and momentum advances once."""
     grid, model = grid_of(), fresh()
-    strategy = SignVote(Layout.of(model), min_ballots=3)
+    strategy = SignVote(Layout.of(model), min_ballots=3, momentum=momentum)
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2)
     grid.online = set(NODES[:2])
     with pytest.raises(QuorumError):
         strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4, timeout=0.1)
     grid.online = set(NODES)
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4)
-    assert same(strategy.model, train(grid_of(), 4).model)
+    assert same(strategy.model, train(grid_of(), 4, momentum=momentum).model)
 
 
 @pytest.mark.parametrize("rule", ["pooled", "it-signsgd", "robust"])
@@ -359,6 +345,7 @@ def test_trust_stays_with_the_node_that_comes_back(tmp_path: Path) -> None:
         ({"min_nodes": 0}, "min_nodes is 0; it must be 1 or more"),
         ({"min_ballots": 0}, "min_ballots is 0; it must be 1 or more"),
         ({"evaluate_every": -1}, "evaluate_every is -1; it must be 0 or more"),
+        ({"buffers_every": -1}, "buffers_every is -1; it must be 0 or more"),
         ({"run": 2**63}, "it must lie in 0..2\\^63-1"),
         ({"rule": "poled"}, "did you mean 'pooled'"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from signvote.errors import ConfigError, SignVoteError
-from signvote.report import figure, page, table
+from signvote.report import figure, markdown, page, table
 from signvote.report.experiments import experiments_of
 from signvote.report.marks import COLORS, marks_of
 from signvote.report.trust import MOST_ROWS, sentence, workers_of
@@ -283,6 +283,14 @@ def test_weights_in_words() -> None:
     assert "workers 0, 1 are wrong more often than right (p > 1/2), and inverts their votes" in text
     assert "Largest weight: worker 14 (batch 904), overruled in 12.0 % of its votes in round 300," in text
     assert 'class="inverted"' in text
+
+
+def test_a_run_that_sent_nothing_is_shown_all_the_same() -> None:
+    results = results_of(made_up_run() | {"bytes_up": [], "bytes_down": []})
+    (row,) = table(results)
+    assert (row["bytes_up"], row["times_fewer"]) == (None, None)
+    assert "| pooled |" in markdown(results)
+    assert "pooled" in page(results)
 
 
 def test_overruled_is_of_one_round_which_is_named() -> None:

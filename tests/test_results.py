@@ -9,7 +9,7 @@ import io
 import json
 import random
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def small() -> Results:
 
 
 @pytest.fixture
-def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     """`signvote report` of a file. It draws figures only if asked to, because that takes most of the time."""
     path = tmp_path / "given.json"
     drawn: list[bool] = [False]
@@ -107,7 +107,7 @@ def changed(results: Any, where: Where, junk: Any, *, remove: bool = False) -> A
     return results
 
 
-def test_any_value_in_any_place_gives_a_report_or_one_sentence(reported: Any) -> None:
+def test_any_value_in_any_place_gives_a_report_or_one_sentence(reported: Callable[..., bool]) -> None:
     """Each place with a few kinds of junk, and with nothing; all kinds of junk are tried in turn."""
     results = small()
     kinds = 0
@@ -123,7 +123,7 @@ def test_any_value_in_any_place_gives_a_report_or_one_sentence(reported: Any) ->
     assert outcomes.count(False) > len(outcomes) / 2
 
 
-def test_any_damage_of_the_bytes_gives_a_report_or_one_sentence(reported: Any) -> None:
+def test_any_damage_of_the_bytes_gives_a_report_or_one_sentence(reported: Callable[..., bool]) -> None:
     chance = random.Random(0)
     plain = json.dumps(small()).encode()
     for data in (plain, gzip.compress(plain, mtime=0)):
@@ -161,7 +161,7 @@ def bomb(text: str, **entries: Any) -> bytes:
     ],
     ids=["run lengths", "lists", "dicts", "depth", "runs"],
 )
-def test_a_small_file_cannot_ask_for_gigabytes(data: bytes, reported: Any) -> None:
+def test_a_small_file_cannot_ask_for_gigabytes(data: bytes, reported: Callable[..., bool]) -> None:
     """8 kB of compressed file or less; 2 MB when unpacked, and less than 60 times that as objects."""
     packed = gzip.compress(data)
     assert len(packed) < 8_000

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import math
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from signvote import BallotError, ConfigError, Layout, Server, StateError, Worker, checkpoint
+from signvote import BallotError, ConfigError, Layout, LayoutError, Server, StateError, Worker, checkpoint
 from signvote.core.ballot import Kind, parse
-from signvote.core.bits import Zeros, unpack_signs
+from signvote.core.bits import Zeros, coin_for, unpack_signs
+from signvote.core.encoder import encode
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -117,11 +120,140 @@ def test_frozen_unused_and_tied_parameters() -> None:
 def test_a_model_may_be_moved_to_another_type_on_the_way() -> None:
     model = nn.Linear(5, 2)
     worker = Worker(model, 0, zeros="abstain")
-    for dtype in (torch.float32, torch.float64):
+    for t, dtype in enumerate((torch.float32, torch.float64)):
         model.to(dtype).zero_grad()
         model(torch.randn(3, 5, dtype=dtype)).sum().backward()
         gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-        assert torch.equal(sent_signs(worker, 1), torch.sign(gradients).to(torch.int8))
+        assert torch.equal(sent_signs(worker, t), torch.sign(gradients).to(torch.int8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("way", ["moved", "resumed"])
+def test_memory_follows_the_type_of_the_model(way: str, dtype: torch.dtype) -> None:
+    """A model in another type, or a state saved in another: the signs are those of memory brought to that type."""
+    model = nn.Linear(6, 5)
+    sending: dict[str, Any] = {"momentum": 0.5, "feedback": True}
+    first = Worker(model, 0, **sending)
+    model(torch.randn(3, 6)).square().sum().backward()
+    first.ballot(1)
+    memory = first.encoder.memory.map(lambda kept: kept.to(dtype))
+    worker = first
+    if way == "resumed":
+        worker = Worker(model, 0, **sending)
+        worker.load_state_dict(first.state_dict())
+    model.to(dtype).zero_grad()
+    model(torch.randn(3, 6, dtype=dtype)).square().sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    wanted = encode(gradient, memory, worker.encoder.encoding, coin_for("coin", 0, 2, 0))
+    assert torch.equal(sent_signs(worker, 2), unpack_signs(wanted.planes, 35))
+    for mine, its in zip(worker.encoder.memory, wanted.memory, strict=True):
+        assert mine is not None
+        assert its is not None
+        assert mine.dtype == dtype
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("sending", [{}, {"momentum": 0.9}, {"feedback": True, "top": 0.2}], ids=str)
+def test_a_retry_sends_the_same_bytes(sending: dict[str, Any]) -> None:
+    """Asked again in the same round, and after a crash between ballot and decision, whatever the gradient is now."""
+    named = tensors((100,))
+    gradients = torch.randn(9, 100)
+    steady, worker = (Worker(named, 3, zeros="abstain", **sending) for _ in range(2))
+    for t in range(1, 5):
+        named["p0"].grad = gradients[t]
+        wanted = steady.ballot(t)
+        assert worker.ballot(t) == wanted
+        named["p0"].grad = gradients[t + 4]
+        assert worker.ballot(t) == wanted
+        crashed, worker = worker, Worker(named, 3, zeros="abstain", **sending)
+        worker.load_state_dict(crashed.state_dict())
+        assert worker.ballot(t) == wanted
+    assert worker.ballot(5) == steady.ballot(5) != wanted
+
+
+def test_a_retry_of_an_abstention_abstains() -> None:
+    named = tensors((50,))
+    named["p0"].grad = torch.full((50,), math.nan)
+    worker, resumed = Worker(named, 0), Worker(named, 0)
+    message = worker.ballot(1)
+    resumed.load_state_dict(worker.state_dict())
+    give_gradients(named)
+    assert worker.ballot(1) == resumed.ballot(1) == message
+    assert worker.abstained == resumed.abstained == "non-finite gradient"
+
+
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
+    named = tensors((50,))
+    give_gradients(named)
+    worker = Worker(named, 0, momentum=0.9)
+    message = worker.ballot(1)
+    state = worker.state_dict()
+    damaged = state["ballot"].clone()
+    damaged[-1] ^= 1
+    for entry, text in [
+        ({"ballot": damaged}, "its last ballot is damaged: checksum mismatch"),
+        ({"ballot": torch.tensor(list(Worker(named, 1).ballot(1)), dtype=torch.uint8)}, "in the name of 1"),
+        ({"average": torch.zeros(49)}, r"average is \(49,\) of torch.float32; wanted \(50,\) of floats"),
+        ({"residual": torch.zeros(50, dtype=torch.int64)}, "residual is .* of torch.int64"),
+    ]:
+        with pytest.raises(StateError, match=text):
+            worker.load_state_dict({**state, "applied_round": 9, **entry})
+    assert (worker.applied_round, worker.ballot(1)) == (None, message)
+    worker.load_state_dict(
+        {name: entry for name, entry in state.items() if name != "ballot"}
+    )  # of an earlier version
+    assert torch.equal(worker.state_dict()["average"], state["average"])
+
+
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+def test_a_parameter_that_is_frozen_later_is_refused_and_does_not_move(zeros: Zeros) -> None:
+    model = nn.Linear(4, 4)
+    worker = Worker(model, 0, zeros=zeros, decay=0.1)
+    server = Server(worker.layout, "majority", zeros=zeros)
+    model(torch.randn(2, 4)).sum().backward()
+    decision = server.decide(1, {0: worker.ballot(1)})
+    model.bias.requires_grad_(False)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with pytest.raises(
+        LayoutError, match=r"frozen since this worker was made: bias; .* set requires_grad again"
+    ):
+        worker.apply(decision, step=0.1)
+    with pytest.raises(LayoutError, match="frozen since this worker was made: bias"):
+        worker.ballot(2)
+    assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
+    model.bias.requires_grad_(True)
+    worker.apply(decision, step=0.1)
+    worker.ballot(2)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_left_alone() -> None:
+    model = nn.Linear(4, 4)
+    model.bias.requires_grad_(False)
+    worker, bias = Worker(model, 0), model.bias.clone()
+    model.bias.requires_grad_(True)
+    model(torch.randn(2, 4)).sum().backward()
+    worker.apply(Server(worker.layout).decide(1, {0: worker.ballot(1)}), step=0.1)
+    assert torch.equal(model.bias, bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_step_that_is_lost_to_rounding_is_said_once(dtype: torch.dtype) -> None:
+    """The warning comes if, and only if, the largest value stays."""
+    for value in (0.1, 0.2, 0.3, 0.45, 0.5, 0.55, 0.9, 1.5, 2.5, 3.5, 4.5):
+        named = {"w": torch.tensor([-value, 0.001], dtype=dtype)}
+        named["w"].grad = torch.tensor([-1.0, 1.0], dtype=dtype)
+        worker, before = Worker(named, 0), named["w"][0].item()
+        server = Server(worker.layout, "majority")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for t in (1, 2):
+                worker.apply(server.decide(t, {0: worker.ballot(t)}), step=1e-3)
+        is_stuck = named["w"][0].item() == before
+        assert len(caught) == is_stuck, value
+        if is_stuck:
+            assert "w is torch." in str(caught[0].message)
+            assert "keep the parameters in float32" in str(caught[0].message)
+    assert is_stuck
 
 
 def test_mixed_types_are_signed_in_the_widest() -> None:

@@ -189,6 +189,7 @@ class Encoder:
         """The signs of this round; None if the signal is not finite. With momentum, `gradient` becomes m."""
         check_number("round", round)
         coin = coin_for(self.encoding.zeros, self.run, round, self.worker_id)
+        self.memory = self.memory.map(lambda kept: kept.to(gradient))  # after a resume or a move of the model
         found = encode(gradient, self.memory, self.encoding, coin, out=gradient)
         if not found.finite:
             self.abstained = REASONS[NON_FINITE]

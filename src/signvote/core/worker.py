@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import Ballot, parse
+from signvote.core.ballot import REASONS, Ballot, parse
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoder, Encoding, Memory
 from signvote.core.layout import Layout, trainable
 from signvote.core.trust import State
-from signvote.errors import BallotError, ConfigError
+from signvote.errors import BallotError, ConfigError, LayoutError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes, backend
 
 VERSION = 1
+HALVES = (torch.float16, torch.bfloat16)
+
+
+class Sent(NamedTuple):
+    """The last ballot, kept for a retry."""
+
+    round: int
+    message: bytes
 
 
 class Worker:
     """Votes with the signs of a model's gradients, and applies the decisions.
+
+    The parameters that are trained are those that required a gradient when the worker was made: they are the layout,
+    which all workers and the server share. Freezing one of them later is refused.
 
     Args:
         model: a module, or named tensors with `.grad`; parameters that require no gradient are left alone.
@@ -67,7 +80,10 @@ class Worker:
         self.encoder = Encoder(self.layout, worker_id, encoding, run=run, batch_size=batch_size)
         self.decay = decay
         self.applied_round: int | None = None  # set it by hand after copying the parameters of another worker
+        self._learning = [name for name, p in self.parameters.items() if p.requires_grad]
+        self._sent: Sent | None = None
         self._flat: Tensor | None = None
+        self._has_warned = False
 
     @property
     def worker_id(self) -> int:
@@ -82,12 +98,27 @@ class Worker:
     def ballot(self, round: int) -> bytes:
         """This round's message, from the gradients that `backward()` left; they are not changed.
 
-        With a gradient that is not finite the worker abstains for the round; momentum keeps its past.
+        With a gradient that is not finite the worker abstains for the round; momentum keeps its past. If the last
+        ballot was for the same round, this is a retry: it returns the same bytes, and momentum does not advance.
         """
+        if self._sent is not None and self._sent.round == round:
+            return self._sent.message
+        self._check_frozen()
         gradients = {name: p.grad for name, p in self.parameters.items()}
         flat = self.layout.flatten(gradients, self._buffer())
         planes = self.encoder.encode(round, flat)
-        return self.encoder.ballot(round, planes)
+        message = self.encoder.ballot(round, planes)
+        self._sent = Sent(round, message)
+        return message
+
+    def _check_frozen(self) -> None:
+        """Raise if a trained parameter was frozen: its zeros would get coins, and it would walk at random."""
+        frozen = [name for name in self._learning if not self.parameters[name].requires_grad]
+        if frozen:
+            raise LayoutError(
+                f"frozen since this worker was made: {', '.join(frozen)}; to train without them, make all workers"
+                " and the server anew, otherwise set requires_grad again"
+            )
 
     def _buffer(self) -> Tensor:
         """A buffer for a flat gradient: the parameters' device and widest type. It is reused."""
@@ -111,25 +142,71 @@ class Worker:
                 f"decision of round {signed.round} after round {self.applied_round} was applied; copy"
                 " the parameters of a worker that is up to date and set applied_round",
             )
+        self._check_frozen()
+        self._warn_of_rounding(step)
         apply_decision(self.parameters, signed, step, self.decay)
         self.applied_round = signed.round
 
+    def _warn_of_rounding(self, step: float) -> None:
+        """Warn once if a parameter of 16 bits is so large that the step is lost to rounding."""
+        for name, p in self.parameters.items():
+            if self._has_warned or p.dtype not in HALVES or not p.numel():
+                continue
+            largest = p.detach().abs().max()
+            if step > 0 and bool(largest - step == largest):
+                warnings.warn(
+                    f"{name} is {p.dtype}, in which a step of {step:g} does not change a value of {largest:g}: keep"
+                    " the parameters in float32, and compute in 16 bits with torch.autocast",
+                    stacklevel=3,
+                )
+                self._has_warned = True
+
     def state_dict(self) -> State:
-        """This worker's state, besides the model: its momentum, its residual and the last round applied."""
+        """This worker's state, besides the model: its memory, the last round applied and the last ballot.
+
+        Save it after `ballot` and before the ballot is sent, and a retry after a crash sends the same bytes.
+        """
         return {
             **self._identity(),
             "applied_round": self.applied_round,
             "average": _copy(self.encoder.memory.average),
             "residual": _copy(self.encoder.memory.residual),
+            "ballot": None if self._sent is None else _to_tensor(self._sent.message),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a state of the same worker, run and layout."""
+        """Resume from a state of the same worker, run and layout, from any device and of any floating-point type."""
         check_state(upgraded(state, "a worker's state", VERSION), **self._identity())
+        average = self._memory_in(state, "average")
+        residual = self._memory_in(state, "residual")
+        sent = self._ballot_in(state)
         self.applied_round = state["applied_round"]
-        average = _copy(state["average"])
-        residual = _copy(state.get("residual"))
         self.encoder.memory = Memory(average, residual)
+        self.encoder.abstained = "" if sent is None else REASONS[sent.reason]
+        self._sent = None if sent is None else Sent(sent.round, sent.to_bytes())
+
+    def _memory_in(self, state: State, name: str) -> Tensor | None:
+        """A copy of one tensor of memory; the encoder brings it to the gradients' device and type."""
+        found: Tensor | None = state.get(name)
+        if found is None:
+            return None
+        wanted = (self.layout.size,)
+        if tuple(found.shape) != wanted or not found.is_floating_point():
+            raise StateError(
+                f"a worker's state: {name} is {tuple(found.shape)} of {found.dtype}; wanted {wanted} of floats"
+            )
+        return found.clone()
+
+    def _ballot_in(self, state: State) -> Ballot | None:
+        """The last ballot of a state; earlier versions kept none."""
+        found: Tensor | None = state.get("ballot")
+        if found is None:
+            return None
+        message = found.cpu().numpy().tobytes()
+        try:
+            return parse(message, layout=self.layout, run=self.encoder.run, worker=self.worker_id)
+        except BallotError as error:
+            raise StateError(f"a worker's state: its last ballot is damaged: {error}") from error
 
     def _identity(self) -> State:
         return {
@@ -168,3 +245,7 @@ def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.clone()
+
+
+def _to_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8)

@@ -25,7 +25,7 @@ def table(results: Results, baseline: str = BASELINE) -> list[Row]:
 
     Keys: task, recipe, attack, split, detail (other settings that distinguish two rows), batches, rule, status,
     seeds (their number), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one
-    seed), bytes_up (per round and worker), times_fewer (than float32), both None if no round was run; best:
+    seed), bytes_up (per round and worker), times_fewer (than float32), both None if nothing was sent; best:
     whether it has the highest accuracy of several under the same conditions; lead and lead_spread: its lead
     over the rule `baseline` under the same conditions, paired by seed, None if there is no such run.
     """
@@ -97,7 +97,7 @@ def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> di
 def _row(experiment: Experiment) -> Row:
     settings = experiment.settings
     accuracies = list(experiment.final_by_seed().values())
-    bytes_up = experiment.bytes_per_worker("bytes_up")
+    bytes_up = experiment.bytes_per_worker("bytes_up") or None  # 0: nothing was sent
     return {
         "task": settings["task"],
         "recipe": settings.get("recipe"),

@@ -16,9 +16,8 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ BUNDLED_MD5 = {
     "t10k-labels-idx1-ubyte.xz": "27ae3e4e09519cfbb04c329615203637",
 }
 
-OPEN: dict[str, Callable[..., IO[bytes]]] = {
+OPEN: dict[str, Any] = {  # by suffix
     ".gz": gzip.open,
     ".xz": lzma.open,
 }

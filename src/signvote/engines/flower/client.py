@@ -20,6 +20,7 @@ from signvote.core.encoder import Encoding
 from signvote.core.worker import Worker
 from signvote.engines.flower.records import (
     BALLOT,
+    BUFFERS,
     DECISIONS,
     INSTRUCTION,
     METRICS,
@@ -27,6 +28,7 @@ from signvote.engines.flower.records import (
     NOTHING,
     STATUS,
     to_array,
+    to_buffer,
 )
 from signvote.errors import BallotError, StateError
 
@@ -34,7 +36,7 @@ from signvote.errors import BallotError, StateError
 WORKER = "signvote.worker"
 AVERAGES = "signvote.averages"
 
-TENSORS = ("average", "residual")  # entries of a worker's state that an ArrayRecord holds
+TENSORS = ("average", "residual", "ballot")  # entries of a worker's state that an ArrayRecord holds
 
 Instruction = dict[str, Any]
 
@@ -76,8 +78,17 @@ def vote(
     content = RecordDict()
     content[BALLOT] = ArrayRecord({BALLOT: ballot})
     content[METRICS] = MetricRecord(metrics)
+    if instruction.get("buffers"):
+        content[BUFFERS] = _buffers(model)
     _keep(context, worker, model)
     return _answer(message, content, round - 1)
+
+
+def _buffers(model: nn.Module) -> ArrayRecord:
+    """The floating-point buffers that belong to the model's state, such as running statistics of batch norm."""
+    kept = model.state_dict()
+    buffers = {name: b for name, b in model.named_buffers() if name in kept and b.is_floating_point()}
+    return ArrayRecord({name: to_buffer(buffer) for name, buffer in buffers.items()})
 
 
 def score(

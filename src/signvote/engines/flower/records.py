@@ -7,11 +7,13 @@ down    "signvote"   ConfigRecord   round, worker, the settings of worker and vo
 up      "signvote"   ConfigRecord   applied: the last round in the node's model, -1: send me the model
         "ballot"     ArrayRecord    the packed ballot
         "metrics"    MetricRecord   loss, num-examples
+        "buffers"    ArrayRecord    name -> float32 numbers, for each floating-point buffer, if the server asks
 """
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
 
 # Keys of a message from the server.
 INSTRUCTION = "signvote"
@@ -23,14 +25,22 @@ CONFIG = "config"
 STATUS = "signvote"
 BALLOT = "ballot"
 METRICS = "metrics"
+BUFFERS = "buffers"
 
 STYPE = "signvote.ballot"  # marks an Array of packed votes, which numpy cannot read
+BUFFER_STYPE = "signvote.buffer"  # marks an Array of plain little-endian float32
 NOTHING = -1  # `applied` of a node that needs the whole model
 
 
 def to_array(message: bytes) -> Array:
     """Wrap the bytes of a ballot or decision, unchanged, as Flower's Array."""
     return Array("uint8", (len(message),), STYPE, message)
+
+
+def to_buffer(tensor: Tensor) -> Array:
+    """The numbers of a buffer as little-endian float32: a length says all that there is to check."""
+    numbers = tensor.detach().float().cpu().numpy().astype("<f4")
+    return Array("float32", numbers.shape, BUFFER_STYPE, numbers.tobytes())
 
 
 def ballot_in(content: RecordDict) -> bytes | None:
@@ -45,12 +55,6 @@ def applied_in(content: RecordDict) -> int:
     record = content.config_records.get(STATUS, ConfigRecord())
     applied = record.get("applied")
     return applied if isinstance(applied, int) else NOTHING
-
-
-def metrics_in(content: RecordDict) -> dict[str, float]:
-    """The metrics in a reply that are single numbers."""
-    record = content.metric_records.get(METRICS, MetricRecord())
-    return {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
 
 
 def is_vote(content: RecordDict) -> bool:

@@ -38,9 +38,9 @@ from signvote.engines.flower.records import (
     applied_in,
     ballot_in,
     is_vote,
-    metrics_in,
     to_array,
 )
+from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, buffers_of, set_buffers_
 from signvote.errors import ConfigError, EngineError, LayoutError
 from signvote.formats import check_state, upgraded
 
@@ -73,6 +73,8 @@ class SignVote(Strategy):
         min_nodes: the first round after a start waits for this many nodes, at most until its deadline.
         min_ballots: a round with fewer votes is an error.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
+        buffers_every: rounds between two reports of the nodes' floating-point buffers, of which the model gets the
+            median. The last round of `start` has one, too. 0: none; the model keeps the buffers of the initial arrays.
         checkpoint: a file, written after every round; `start` resumes from it if it exists.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
         options: keyword arguments of the named rule.
@@ -96,6 +98,7 @@ class SignVote(Strategy):
         min_nodes: int = 1,
         min_ballots: int = 1,
         evaluate_every: int = 0,
+        buffers_every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
         encoding: Encoding | None = None,
         **options: Any,
@@ -104,6 +107,7 @@ class SignVote(Strategy):
         _check_least("min_nodes", min_nodes, 1)
         _check_least("min_ballots", min_ballots, 1)
         _check_least("evaluate_every", evaluate_every, 0)
+        _check_least("buffers_every", buffers_every, 0)
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
@@ -114,6 +118,7 @@ class SignVote(Strategy):
         self.min_nodes = min_nodes
         self.min_ballots = min_ballots
         self.evaluate_every = evaluate_every
+        self.buffers_every = buffers_every
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         chosen = {name: value for name, value in asdict(encoding).items() if value is not None}
         self.settings: dict[str, Any] = {
@@ -126,6 +131,9 @@ class SignVote(Strategy):
         self.model: dict[str, Tensor] = {}
         self.progress = Progress()
         self.timeout = math.inf
+        self._means = MetricMeans()
+        self._final_round = 0  # of this call of `start`
+        self._asks_buffers = False
         self._asked: list[int] = []  # node ids of this round
         self._is_starting = True
 
@@ -163,6 +171,7 @@ class SignVote(Strategy):
             self.load_state_dict(checkpoint.load(self.checkpoint))
             log.info("signvote: continues after round %d of %s", self.round, self.checkpoint)
         self.timeout = timeout
+        self._final_round = num_rounds
         self._is_starting = True
         done = self.round
         result = super().start(
@@ -205,6 +214,7 @@ class SignVote(Strategy):
     ) -> Iterable[Message]:
         """A message to every connected node: its worker number, and the decisions that it lacks."""
         self._asked = self._wait_for_nodes(grid)
+        self._asks_buffers = self._wants_buffers(self.round + 1)
         self.progress.register(self._asked)
         config["server-round"] = self.round + 1
         return [self._message(node, arrays, config, MessageType.TRAIN) for node in self._asked]
@@ -238,6 +248,7 @@ class SignVote(Strategy):
             "model_round": self.round,
             "decided": list(decisions),
             "steps": [decision.step for decision in decisions.values()],
+            "buffers": self._asks_buffers,
         }
         content[INSTRUCTION] = ConfigRecord(instruction)
         content[CONFIG] = config
@@ -248,6 +259,12 @@ class SignVote(Strategy):
             group_id=str(self.round + 1),
             ttl=None if math.isinf(self.timeout) else self.timeout,
         )
+
+    def _wants_buffers(self, t: int) -> bool:
+        """Whether nodes report their buffers in round t."""
+        if not self.buffers_every or not buffers_of(self.model, self.layout):
+            return False
+        return t % self.buffers_every == 0 or t == self._final_round
 
     # ---- up --------------------------------------------------------------------------------------
 
@@ -264,17 +281,18 @@ class SignVote(Strategy):
             raise self._no_quorum(t, len(voters))
         decision = self.server.decide(t, admitted)
         self._apply(t, decision)
+        counted = [content for worker, content in answers if worker in voters]
+        if self._asks_buffers:
+            set_buffers_(buffers_of(self.model, self.layout), counted)
         log_round(t, self.server.report, self.nodes, self._silent(answers))
         if self.checkpoint is not None:
             checkpoint.save(self.checkpoint, self.state_dict())
-        reported = [metrics_in(content) for worker, content in answers if worker in voters]
-        losses = [metrics["loss"] for metrics in reported if "loss" in metrics]
+        means = self._means.of(t, counted)
         summary: dict[str, Any] = {
             "ballots": len(voters),
             "refused": len(self.server.report.refused),
+            **{name: means[name] for name in ("loss", "loss" + LEFT_OUT) if name in means},
         }
-        if losses:
-            summary["loss"] = sum(losses) / len(losses)
         return self._arrays(), MetricRecord(summary)
 
     def _no_quorum(self, t: int, voters: int) -> QuorumError:
@@ -331,14 +349,10 @@ class SignVote(Strategy):
         return [self._message(node, arrays, config, MessageType.EVALUATE) for node in self._asked]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The plain mean of each metric over the nodes that report it as a number."""
-        values: dict[str, list[float]] = {}
-        for _, content in self._answers(self.round, replies):
-            for name, value in metrics_in(content).items():
-                values.setdefault(name, []).append(value)
-        if not values:
-            return None
-        return MetricRecord({name: sum(each) / len(each) for name, each in values.items()})
+        """The plain mean of each metric over the nodes that report it as a finite number."""
+        answers = self._answers(self.round, replies)
+        means = self._means.of(self.round, [content for _, content in answers])
+        return MetricRecord(means) if means else None  # type: ignore[arg-type]  # a dict is invariant
 
     # ---- stopping and resuming -------------------------------------------------------------------
 
