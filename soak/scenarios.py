@@ -13,7 +13,7 @@ FLOWER = "Flower"
 ALL = [
     Scenario("flower-deployment", FLOWER, "kills, bad ballots", 6, flower.deployment),
     Scenario("flower-links", FLOWER, "slow and cut links, stops", 5, flower.deployed_links),
-    Scenario("flower-simulation", FLOWER, "kills, simulation", 3, flower.simulation_kills),
+    Scenario("flower-simulation", FLOWER, "stops, simulation", 3, flower.simulation_stops),
     Scenario("properties", CORE, "random inputs", 4, properties.random_inputs),
     Scenario("core-kills", CORE, "kills", 2, core.kills),
     Scenario("core-stops", CORE, "stops", 2, core.stops),
