@@ -26,7 +26,7 @@ FORMAT = 3
 NAME = "results.json"
 COMPRESSED = f"{NAME}.gz"
 GZIP_MAGIC = b"\x1f\x8b"
-MOST_BYTES = 2**26  # of a compressed file when unpacked; as Python objects it may take 30 times that
+MOST_BYTES = 2**26  # of a compressed file when unpacked; as Python objects it may take 40 times that
 ALWAYS_THERE = ("task", "rule", "recipe", "batch_sizes", "seed")  # in every configuration that signvote wrote
 
 

@@ -21,6 +21,7 @@ NEEDED = ("task", "rule", "batch_sizes", "seed")  # settings of every run
 LARGEST = 2**63 - 1  # of an integer
 LARGEST_FLOAT = 1e100  # so that sums of squares are still numbers
 LONGEST = 20_000  # characters of a text, and of all settings together that are no lists
+MOST_MACHINES = 1000  # that computed a run, one after the other
 DEEPEST = 20  # of lists and dicts in each other
 
 Check = Callable[[Any], bool]
@@ -133,6 +134,10 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
 
 
+def _is_machine(value: Any) -> bool:
+    return isinstance(value, dict) and len(value) <= MOST_MACHINES
+
+
 def _dict_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
@@ -156,7 +161,7 @@ ENTRIES: dict[str, Check] = {
     "status": lambda value: value in ("done", "interrupted"),
     "coordinates": lambda value: _is_count(value) and value > 0,
     "evaluations": _is_evaluations,
-    "machine": _list_of(lambda value: isinstance(value, dict)),
+    "machine": lambda value: _list_of(_is_machine)(value) and len(value) <= MOST_MACHINES,
     "seconds": _dict_of(_is_time),
     "voters": _list_of(_is_pair),
     "bytes_up": _list_of(_is_pair),
