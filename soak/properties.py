@@ -24,8 +24,9 @@ def random_inputs(stage: Stage) -> Episode:
     except subprocess.TimeoutExpired:
         print(f"the property tests take longer than {MOST_SECONDS} s here", flush=True)
         return Episode(injected=0, survived=0)
-    examples = sum(map(int, re.findall(r"(\d+) passing examples", done.stdout)))
-    failing = sum(map(int, re.findall(r"(\d+) failing examples", done.stdout)))
+    counts = re.findall(r"(\d+) passing, (\d+) failing", done.stdout)
+    examples = sum(int(passing) for passing, _ in counts)
+    failing = sum(int(failed) for _, failed in counts)
     if done.returncode:
         print(done.stdout[-5000:])
         failing = max(1, failing)

@@ -254,7 +254,7 @@ def is_refused(value: Any) -> bool:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_state_comes_back_exactly_or_is_refused(tmp_path_factory: Any, state: dict[Any, Any]) -> None:
     path = tmp_path_factory.getbasetemp() / "any"

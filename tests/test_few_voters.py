@@ -82,7 +82,7 @@ def test_the_weights_of_very_many_workers_fit_a_tally() -> None:
 def test_a_majority_of_very_many_workers() -> None:
     """At 300,000 workers of the largest weight a tally of 32 bits would wrap."""
     n = 64
-    y = torch.full((300_000, n), -1)
+    y = torch.full((300_000, n), -1, dtype=torch.int8)
     y[:150_001] = 1
     rule = make_rule("known-batch", Layout([("x", (n,))]), cap=1.0)
     out = empty_decision(n, Coin(1))

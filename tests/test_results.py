@@ -113,13 +113,13 @@ def test_any_value_in_any_place_gives_a_report_or_one_sentence(reported: Callabl
     kinds = 0
     outcomes = []
     for where in places(results):
-        for _ in range(5):
+        for _ in range(2):
             damaged = changed(results, where, JUNK[kinds % len(JUNK)])
             kinds += 1
             outcomes.append(reported(json.dumps(damaged).encode(), draw=kinds % 300 == 0))
         if where:
             outcomes.append(reported(json.dumps(changed(results, where, None, remove=True)).encode()))
-    assert len(outcomes) > 800
+    assert len(outcomes) > 300
     assert outcomes.count(False) > len(outcomes) / 2
 
 
@@ -128,7 +128,7 @@ def test_any_damage_of_the_bytes_gives_a_report_or_one_sentence(reported: Callab
     plain = json.dumps(small()).encode()
     for data in (plain, gzip.compress(plain, mtime=0)):
         assert reported(data, draw=True)
-        for _ in range(150):
+        for _ in range(60):
             start, end = sorted(chance.sample(range(len(data) + 1), 2))
             at = chance.randrange(len(data))
             flipped = bytes([data[at] ^ (1 << chance.randrange(8))])
@@ -154,22 +154,22 @@ def bomb(text: str, **entries: Any) -> bytes:
     "data",
     [
         bomb("[[1, 750000000]]", bytes_up="here", voters="here"),
-        bomb("[" + "[]," * 600_000 + "[]]", machine="here"),
-        bomb("[" + "{}," * 600_000 + "{}]", trust="here"),
-        bomb("[" * 900_000, versions="here"),
-        b'{"format": 3, "runs": [' + b"{}," * 600_000 + b"{}]}",
+        bomb("[" + "[]," * 200_000 + "[]]", machine="here"),
+        bomb("[" + "{}," * 200_000 + "{}]", trust="here"),
+        bomb("[" * 300_000, versions="here"),
+        b'{"format": 3, "runs": [' + b"{}," * 200_000 + b"{}]}",
     ],
     ids=["run lengths", "lists", "dicts", "depth", "runs"],
 )
 def test_a_small_file_cannot_ask_for_gigabytes(data: bytes, reported: Callable[..., bool]) -> None:
-    """8 kB of compressed file or less; 2 MB when unpacked, and less than 60 times that as objects."""
+    """8 kB of compressed file or less; 0.6 MB when unpacked, and never 100 MB in memory."""
     packed = gzip.compress(data)
     assert len(packed) < 8_000
     tracemalloc.start()
     reported(packed)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 120_000_000
+    assert peak < 100_000_000
 
 
 def test_a_figure_has_a_largest_size(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def main(grid: Grid, context: Context) -> None:
     model = task.model()
     strategy = SignVote(
         Layout.of(model),
+        rule="it-signsgd",
         step=2e-3,
         momentum=0.5,
         min_nodes=int(config["min-nodes"]),
