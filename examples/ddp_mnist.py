@@ -4,7 +4,7 @@
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or ranks that restart may look for those that died
     torchrun --nproc-per-node 4 --max-restarts 3 examples/ddp_mnist.py --checkpoints runs/ddp
 
-With a folder for checkpoints, ranks that died are started again by torchrun and go on where the last
+With a folder for checkpoints, ranks that died are started again by torchrun and continue where the last
 checkpoint is, also if fewer come back. Batch sizes follow the ranks' speed. The data is bundled.
 """
 

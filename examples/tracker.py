@@ -21,7 +21,7 @@ from signvote.tasks import load_task
 
 
 class JsonLines:
-    """Appends one line per event to a file; a run that goes on appends to the same."""
+    """Appends one line per event to a file; a resumed run appends to the same file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

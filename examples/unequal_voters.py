@@ -60,12 +60,12 @@ def run(rounds: int, coordinates: int, seed: int = 0) -> dict[str, float]:
 
 
 def predictions() -> dict[str, float]:
-    """What theory says: exact for fixed weights; learnt ones, once they have settled."""
-    learnt = theory.error_probability(CROSSOVER, theory.settled_weights(CROSSOVER))
+    """What theory says: exact for fixed weights; learned ones, once they have settled."""
+    learned = theory.error_probability(CROSSOVER, theory.settled_weights(CROSSOVER))
     return {
         "majority": theory.error_probability(CROSSOVER, [1] * len(CROSSOVER)),
-        "it-signsgd": learnt,
-        "pooled": learnt,
+        "it-signsgd": learned,
+        "pooled": learned,
         KnownCrossover.name: theory.error_probability(CROSSOVER, theory.llr_integers(CROSSOVER)),
     }
 
@@ -86,7 +86,7 @@ def main() -> None:
         table.add_row(name, f"{error:.2%}", f"{predicted[name]:.2%}")
     Console().print(table)
     Console().print(
-        "In theory: exact for given weights; for learnt ones, where counting against one's own decisions\n"
+        "In theory: exact for given weights; for learned ones, where counting against one's own decisions\n"
         "settles after many rounds. it-signsgd counts per coordinate, so it is still on its way there."
     )
 

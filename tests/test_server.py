@@ -221,7 +221,7 @@ def test_memory_beyond_the_ballots(rule: str, n: int, most: float) -> None:
     assert used <= most
 
 
-def test_a_round_decided_in_parts_is_learnt_as_a_whole() -> None:
+def test_a_round_decided_in_parts_is_learned_as_a_whole() -> None:
     """Two halves decide by `rule.vote` and add their evidence up, as ranks do."""
     layout = Layout([("w", (150,))])
     whole, halves = Server(layout, "pooled"), [Server(layout, "pooled") for _ in range(2)]

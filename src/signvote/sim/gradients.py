@@ -44,13 +44,13 @@ class Gradients:
             gradient = self.flat[span]
             parameter.grad = gradient.view(segment.shape)
 
-    def of(self, indices: Tensor, seed: tuple[int, ...], relabelled: bool = False) -> Tensor:
+    def of(self, indices: Tensor, seed: tuple[int, ...], relabeled: bool = False) -> Tensor:
         """The gradient of the mean loss over some training samples: a view, valid until the next call.
 
         Args:
             indices: indices into the training data.
             seed: seed of augmentation and dropout, which depend on nothing but worker and round.
-            relabelled: use the wrong labels of `Data.wrong`.
+            relabeled: use the wrong labels of `Data.wrong`.
 
         """
         self.flat.zero_()
@@ -64,15 +64,15 @@ class Gradients:
             draws = self.task.draw(len(indices), augmentation)
             if draws is not None:
                 draws = draws.to(device)
-            self._add(indices.to(device), draws, relabelled)
+            self._add(indices.to(device), draws, relabeled)
         return self.flat
 
-    def _add(self, indices: Tensor, draws: Tensor | None, relabelled: bool = False) -> None:
+    def _add(self, indices: Tensor, draws: Tensor | None, relabeled: bool = False) -> None:
         train = self.task.train
         inputs = train.inputs[indices]
         inputs = self.task.prepare(inputs, draws)
         labels = train.labels[indices]
-        if relabelled:
+        if relabeled:
             labels = train.wrong(labels)
         size = len(indices)
         samples = self.task.samples_per_pass or size
