@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from signvote import Layout, Server
+from signvote import ConfigError, Layout, Server
 from signvote.core import theory
 from signvote.core.rules import make_rule
-from signvote.core.vote import ONE, Voters, empty_decision, fit_tally
+from signvote.core.vote import MOST, ONE, Voters, empty_decision, fit_tally
 from signvote.kernels import Coin
 from tests.test_robust import honest, votes_of
 
@@ -93,3 +93,10 @@ def test_a_majority_of_very_many_workers() -> None:
 def test_a_server_of_two_workers_has_equal_weights() -> None:
     server = Server(LAYOUT)
     assert server.rule.weights(Voters(workers=(5, 9)))[:, 0].tolist() == [ONE, ONE]
+
+
+def test_the_papers_rule_refuses_more_workers_than_a_tally_holds() -> None:
+    rule = make_rule("it-signsgd", Layout([("x", (64,))]))
+    y = torch.ones(MOST + 1, 64, dtype=torch.int8)
+    with pytest.raises(ConfigError, match=f"{MOST + 1} workers; a tally holds the votes of {MOST}"):
+        rule.vote(empty_decision(64, Coin(1)), votes_of(y), Coin(1))

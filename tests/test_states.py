@@ -85,3 +85,14 @@ def test_a_fresh_state_loads(name: str, tmp_path: Path) -> None:
         y = sent([0.1], 100)
         server.learn(1, server.rule.vote(empty_decision(100, Coin(1)), stacked(y), Coin(1)))
         server.forget(0)  # the only worker
+
+
+@pytest.mark.parametrize("server", servers(), ids=lambda server: server.rule.name)
+def test_a_state_that_names_a_worker_twice_is_refused(server: Server) -> None:
+    bad = copy.deepcopy(server.state_dict())
+    parts = [part for part in (bad["rule"], *bad["rule"].values()) if isinstance(part, dict)]
+    for part in parts:
+        if "workers" in part:
+            part["workers"][1] = part["workers"][0]
+    with pytest.raises(StateError, match="4 workers in the state, but only 3 different ones"):
+        server.load_state_dict(bad)

@@ -112,3 +112,8 @@ def test_settled_weights_are_a_fixed_point() -> None:
 def test_lengths_must_match() -> None:
     with pytest.raises(ConfigError, match="2 crossover probabilities, but 1 weights"):
         theory.error_probability([0.1, 0.2], [1])
+
+
+def test_a_worker_that_is_never_judged_keeps_its_p() -> None:
+    """Where no weight is left, every vote is a tie."""
+    assert theory.observed_crossover([0.3, 0.4], [0, 0], worker=0) == 0.3
