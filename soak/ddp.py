@@ -238,6 +238,7 @@ def refused(rank: int, world: int, seed: int, rounds: int, folder: str) -> tuple
     """Rank 0 damages files of a checkpoint, which must be noticed; then all resume from the good one."""
     survived = 0
     trainer = resumed(rank, rounds, folder)
+    torch.distributed.barrier()  # all have loaded it
     if rank == 0:
         chance = random.Random(seed)
         for _ in range(DAMAGES):
