@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
-import torch.multiprocessing as mp
 from tests.flower_cluster import free_port
 from tests.ranks import PATIENCE
 from tests.test_ballot import check_mutated_ballots
@@ -21,7 +19,7 @@ from soak.damage import damaged, rewrite
 from soak.disks import small_disk
 from soak.driver import Episode, Stage
 from soak.links import relay_to
-from soak.processes import kill, start, stop_for
+from soak.processes import kill, measured, start, stop_for
 from soak.states import equal
 
 RULES = ("majority", "pooled", "it-signsgd", "robust")
@@ -221,15 +219,7 @@ def mutated_ballots(stage: Stage) -> Episode:
 def long_run(stage: Stage) -> Episode:
     """Thousands of rounds while workers come and go: memory stays where it is."""
     rule = stage.chance.choice(("pooled", "robust"))
-    samples: Any = mp.get_context("forkserver").Queue()
-    process = start(come_and_go, rule, stage.chance.randrange(2**31), stage.seconds, samples)
-    found: list[memory.Sample] = []
-    while process.is_alive() or not samples.empty():
-        try:
-            found.append(samples.get(timeout=0.5))
-        except Empty:
-            continue
-    assert process.exitcode == 0
+    found = measured(come_and_go, rule, stage.chance.randrange(2**31), stage.seconds)
     steady = memory.is_steady(found)
     return Episode(injected=1, survived=steady, rounds=found[-1][0], slope=memory.slope(found), lost=0)
 

@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
 from flwr.app import ArrayRecord, Context, Message
 from tests import test_flower
 from tests.flower_apps.same import CONFIGS, TASK
@@ -30,7 +28,7 @@ from soak.core import is_refused
 from soak.damage import damaged, rewrite
 from soak.driver import Episode, Stage
 from soak.links import Relay, relay_to
-from soak.processes import kill, start, stop_for
+from soak.processes import kill, measured, start, stop_for
 from soak.states import equal
 from soak.test_flower_deployment import test_a_deployment_trains_through_failures_and_resumes
 
@@ -227,15 +225,7 @@ def damaged_checkpoints(stage: Stage) -> Episode:
 
 def long_run(stage: Stage) -> Episode:
     """Thousands of rounds, in which nodes come and go: memory stays where it is."""
-    samples: Any = mp.get_context("forkserver").Queue()
-    process = start(endless, stage.seconds, samples)
-    found: list[memory.Sample] = []
-    while process.is_alive() or not samples.empty():
-        try:
-            found.append(samples.get(timeout=0.5))
-        except Empty:
-            continue
-    assert process.exitcode == 0
+    found = measured(endless, stage.seconds)
     steady = memory.is_steady(found)
     return Episode(injected=1, survived=steady, rounds=found[-1][0], slope=memory.slope(found), lost=0)
 

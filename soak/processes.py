@@ -7,9 +7,12 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from queue import Empty
 from typing import Any
 
 import torch.multiprocessing as mp
+
+from soak import memory
 
 
 def start(work: Callable[..., Any], *args: Any) -> BaseProcess:
@@ -35,3 +38,17 @@ def stop_for(pid: int | None, seconds: float) -> None:
         time.sleep(seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def measured(work: Callable[..., Any], *args: Any) -> list[memory.Sample]:
+    """What a function puts into the queue that is its last argument, as it runs in a process of its own."""
+    samples: Any = mp.get_context("forkserver").Queue()
+    process = start(work, *args, samples)
+    found: list[memory.Sample] = []
+    while process.is_alive() or not samples.empty():
+        try:
+            found.append(samples.get(timeout=0.5))
+        except Empty:
+            continue
+    assert process.exitcode == 0
+    return found

@@ -270,9 +270,8 @@ class ItSignSGD(Rule):
             forgetting=self.forgetting,
             zero_is_symbol=self.zero_is_symbol,
         )
-        self._voted = np.zeros(
-            len(self.trust.counters), bool
-        )  # words that are decided since the last `learn`
+        words = len(self.trust.counters)
+        self._voted = np.zeros(words, bool)  # those decided since the last `learn`
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The kernel decides and updates the counters of these coordinates in one pass."""
