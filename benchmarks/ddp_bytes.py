@@ -28,8 +28,8 @@ from signvote.tasks.models import model_for
 RANKS = (2, 4, 8)
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "majority": ("majority", {}),
-    "pooled": ("pooled", {}),
-    "pooled per tensor": ("pooled", {"per": "tensor"}),
+    "weighted": ("weighted", {}),
+    "pooled per tensor": ("weighted", {"per": "tensor"}),
     "robust": ("robust", {}),
     "robust per tensor": ("robust", {"per": "tensor"}),
 }

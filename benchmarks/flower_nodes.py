@@ -22,7 +22,7 @@ from signvote.engines.flower.records import BALLOT, INSTRUCTION, METRICS, STATUS
 
 ROUNDS = 3
 SIZES = (2_000, 20_000)
-RULES = ("majority", "pooled")
+RULES = ("majority", "weighted")
 
 
 class Replies(LocalGrid):
@@ -74,7 +74,7 @@ def main() -> None:
     """Print the table."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    seconds(10, "pooled")  # compiles what needs compiling
+    seconds(10, "weighted")  # compiles what needs compiling
     for rule in RULES:
         few, many = (seconds(nodes, rule) for nodes in SIZES)
         print(f"{rule}: {few:.2f} s and {many:.2f} s a round: {many / few:.1f} times")

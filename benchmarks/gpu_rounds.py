@@ -30,7 +30,7 @@ from signvote.sim.setup import Workshop
 from signvote.tasks import MODELS, Data, Task
 from signvote.tasks.load import SPECS
 
-CASES = (("majority", "paper"), ("it-signsgd", "paper"), ("pooled", "paper"), ("pooled", "tuned"))
+CASES = (("majority", "paper"), ("it-signsgd", "paper"), ("weighted", "paper"), ("weighted", "tuned"))
 TASK_OF = {"mnist-cnn": "mnist", "resnet20": "cifar10", "resnet56": "cifar10"}
 
 

@@ -57,7 +57,7 @@ def ordinary(task: Task, samples: int, rounds: int) -> float:
 def measure(task: Task, rounds: int) -> list[dict[str, Any]]:
     """A row for each rule and mode."""
     rows = []
-    cases = [(mode, rule) for mode in (1, 2, 3, 4) for rule in ("it-signsgd", "pooled")]
+    cases = [(mode, rule) for mode in (1, 2, 3, 4) for rule in ("it-signsgd", "weighted")]
     for mode, rule in track(cases, description="measuring", transient=True):
         recipe = "paper" if rule == "it-signsgd" else "tuned"
         options = {"warmup": 0} if rule == "it-signsgd" else {}

@@ -41,7 +41,7 @@ STEP, MOMENTUM = 1e-3, 0.9
 KEEP = 10  # rounds between copies for the accuracy
 CHANGE = 100  # round in which another rank becomes slow, too
 NEAR = 1.15  # of where a round's time ends: settled
-RULES = ("majority", "pooled")
+RULES = ("majority", "weighted")
 Slowness = Callable[[int, int], float]  # rank and round -> times slower
 OUT = Path(__file__).with_suffix("") / "results.json"
 
@@ -110,7 +110,7 @@ def work(rank: int, place: str, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=WORLD)
     task = load_task(options.task, options.data_dir)
-    train(task, "pooled", 0, True, one_slow, rounds=12)  # kernels are compiled, allocators filled
+    train(task, "weighted", 0, True, one_slow, rounds=12)  # kernels are compiled, allocators filled
     runs = []
     wanted = [(s, r, b) for s in options.seeds for r in RULES for b in (False, True)]
     with Progress(disable=rank > 0, transient=True) as progress:
@@ -118,7 +118,7 @@ def work(rank: int, place: str, options: argparse.Namespace) -> None:
             rounds = options.rounds * (options.ratio if balanced else 1)
             run, copies = train(task, rule, seed, balanced, one_slow, rounds=rounds)
             runs.append(run | {"accuracy": accuracies(task, copies)})
-        change = train(task, "pooled", 0, True, two_slow, rounds=2 * CHANGE)[0]
+        change = train(task, "weighted", 0, True, two_slow, rounds=2 * CHANGE)[0]
     if rank == 0:
         results: dict[str, Any] = {"world": WORLD, "total": TOTAL, "slow": SLOW, "every": EVERY}
         results |= {"cores": os.cpu_count(), "runs": runs, "change": change}

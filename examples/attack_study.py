@@ -22,7 +22,7 @@ from signvote.sim.compare import compare
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rules", nargs="+", default=["majority", "pooled", "robust"])
+    parser.add_argument("--rules", nargs="+", default=["majority", "weighted", "robust"])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("runs/attack-study"))
     options = parser.parse_args()

@@ -55,7 +55,7 @@ def main() -> None:
     task = load_task("mnist-10k", model="mlp")
 
     print(f"{'test accuracy':<14}", *(f"{scene:>18}" for scene in SCENES))
-    for rule in ("majority", "pooled", "trimmed"):
+    for rule in ("majority", "weighted", "trimmed"):
         cells = []
         for number, settings in enumerate(SCENES.values()):
             config = Config(task="mnist-10k", model="mlp", rule=rule, rounds=options.rounds, **settings)  # type: ignore[arg-type]

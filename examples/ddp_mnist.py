@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--step", type=float, default=1e-3)
     parser.add_argument("--total", type=int, default=256, help="samples a round, of all ranks together")
-    parser.add_argument("--rule", default="pooled")
+    parser.add_argument("--rule", default="weighted")
     parser.add_argument("--model", default="mnist-cnn")
     parser.add_argument("--fixed", action="store_true", help="equal batches, whatever the ranks' speed")
     parser.add_argument("--checkpoints", type=Path, help="a folder that all ranks see")

@@ -59,7 +59,9 @@ def main(grid: Grid, context: Context) -> None:
         right = model(task.prepare(task.test.inputs)).argmax(1) == task.test.labels  # (2000,)
         return MetricRecord({"accuracy": float(right.float().mean())})
 
-    strategy = SignVote(Layout.of(model), rule="pooled", step=3e-3, momentum=0.9, min_nodes=len(BATCH_SIZES))
+    strategy = SignVote(
+        Layout.of(model), rule="weighted", step=3e-3, momentum=0.9, min_nodes=len(BATCH_SIZES)
+    )
     arrays = ArrayRecord(model.state_dict())
     result = strategy.start(grid, arrays, num_rounds=options.rounds, evaluate_fn=evaluate)
     first, *_, last = (record["accuracy"] for record in result.evaluate_metrics_serverapp.values())

@@ -42,7 +42,7 @@ def by_hand(task: Task, config: Config) -> dict[str, Tensor]:
         signvote.Worker(model, worker_id=m, momentum=0.9, batch_size=size)
         for m, size in enumerate(BATCH_SIZES)
     ]  # here they share one model; on machines of their own each has a copy, and applies every decision
-    server = signvote.Server(workers[0].layout, rule="pooled")
+    server = signvote.Server(workers[0].layout, rule="weighted")
     for round in range(1, config.rounds + 1):
         ballots = {}
         for m, worker in enumerate(workers):
@@ -67,7 +67,12 @@ def main() -> None:
     data, test = spirals(4000, seed=1), spirals(1000, seed=2)
     task = Task(name="spirals", train=data, test=test, model=lambda: deepcopy(start))
     config = Config(
-        task="spirals", rule="pooled", batch_sizes=BATCH_SIZES, rounds=options.rounds, step=1e-2, momentum=0.9
+        task="spirals",
+        rule="weighted",
+        batch_sizes=BATCH_SIZES,
+        rounds=options.rounds,
+        step=1e-2,
+        momentum=0.9,
     )
     result = train(config, task, options.out)
 

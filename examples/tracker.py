@@ -50,7 +50,7 @@ def main() -> None:
     log.unlink(missing_ok=True)
 
     config = Config(
-        task="mnist-10k", model="mlp", rule="pooled", batch_sizes=(4, 4, 4, 64), rounds=options.rounds,
+        task="mnist-10k", model="mlp", rule="weighted", batch_sizes=(4, 4, 4, 64), rounds=options.rounds,
         evaluate_every=max(1, options.rounds // 5),
     )  # fmt: skip
     train(config, load_task("mnist-10k", model="mlp"), options.out, trackers=[JsonLines(log)])

@@ -41,7 +41,9 @@ def run(rounds: int, coordinates: int, seed: int = 0) -> dict[str, float]:
     votes = [{"x": torch.zeros(coordinates)} for _ in CROSSOVER]  # what each worker votes on
     workers = [signvote.Worker(v, worker_id=m, run=seed) for m, v in enumerate(votes)]
     layout = workers[0].layout
-    servers = {name: signvote.Server(layout, name, run=seed) for name in ("majority", "it-signsgd", "pooled")}
+    servers = {
+        name: signvote.Server(layout, name, run=seed) for name in ("majority", "it-signsgd", "weighted")
+    }
     servers[KnownCrossover.name] = signvote.Server(layout, KnownCrossover(layout), run=seed)
     wrong = dict.fromkeys(servers, 0)
     judged = range(rounds // 2 + 1, rounds + 1)
@@ -65,7 +67,7 @@ def predictions() -> dict[str, float]:
     return {
         "majority": theory.error_probability(CROSSOVER, [1] * len(CROSSOVER)),
         "it-signsgd": learned,
-        "pooled": learned,
+        "weighted": learned,
         KnownCrossover.name: theory.error_probability(CROSSOVER, theory.llr_integers(CROSSOVER)),
     }
 

@@ -22,7 +22,7 @@ from soak.links import relay_to
 from soak.processes import kill, measured, start, stop_for
 from soak.states import equal
 
-RULES = ("majority", "pooled", "it-signsgd", "robust")
+RULES = ("majority", "weighted", "it-signsgd", "robust")
 WORKERS = 3
 ROUNDS = 60
 PAUSE = 0.3  # seconds between two faults, at most
@@ -186,7 +186,7 @@ def is_refused(path: Path, load: Callable[[], object], state: object) -> bool:
 
 def full_disks(stage: Stage) -> Episode:
     """A checkpoint that does not fit is an OSError that names the file; the one before stays whole."""
-    state = wire.undisturbed("pooled", WORKERS, 3)
+    state = wire.undisturbed("weighted", WORKERS, 3)
     faults, survived = 20, 0
     with small_disk(stage.folder / "disk", kib=256) as disk:
         path = disk.folder / "run.safetensors"
@@ -218,7 +218,7 @@ def mutated_ballots(stage: Stage) -> Episode:
 
 def long_run(stage: Stage) -> Episode:
     """Thousands of rounds while workers come and go: memory stays where it is."""
-    rule = stage.chance.choice(("pooled", "robust"))
+    rule = stage.chance.choice(("weighted", "robust"))
     found = measured(come_and_go, rule, stage.chance.randrange(2**31), stage.seconds)
     steady = memory.is_steady(found)
     return Episode(injected=1, survived=steady, rounds=found[-1][0], slope=memory.slope(found), lost=0)

@@ -288,7 +288,7 @@ def damaged_checkpoints(stage: Stage) -> Episode:
 
 def poisoned(rank: int, world: int, rounds: int, bad: list[list[int]]) -> int:
     """A loss of NaN or infinity in some rounds."""
-    trainer = Trainer(rank, config("pooled", world, rounds))
+    trainer = Trainer(rank, config("weighted", world, rounds))
     honest = trainer.loss
 
     def loss(t: int) -> torch.Tensor:
@@ -305,7 +305,7 @@ def non_finite(stage: Stage) -> Episode:
     bad = [[stage.chance.randrange(WORLD), t] for t in range(1, rounds + 1) if stage.chance.random() < 0.5]
     absent = tuple(f"{rank}:{t}:{t}" for rank, t in bad)
     sums = together(WORLD, poisoned, rounds, bad, folder=stage.folder)
-    assert sums == [simulated(config("pooled", WORLD, rounds, absent=absent))[-1]] * WORLD
+    assert sums == [simulated(config("weighted", WORLD, rounds, absent=absent))[-1]] * WORLD
     return Episode(injected=len(bad), survived=len(bad), lost=0)
 
 
@@ -329,7 +329,7 @@ def endless(rank: int, world: int, rule: str, seconds: float) -> list[memory.Sam
 
 def long_run(stage: Stage) -> Episode:
     """Thousands of rounds: memory stays where it is, on every rank."""
-    rule = stage.chance.choice(("pooled", RULE, "robust"))
+    rule = stage.chance.choice(("weighted", RULE, "robust"))
     ranks = together(WORLD, endless, rule, stage.seconds, folder=stage.folder)
     steady = all(map(memory.is_steady, ranks))
     steepest = max(map(memory.slope, ranks))

@@ -146,7 +146,7 @@ def train_here(rule: str, rounds: int, saved: str) -> None:
 
 def kills(stage: Stage) -> Episode:
     """The process is killed at random moments: the next one continues after the last round."""
-    rule = stage.chance.choice(("pooled", "it-signsgd", "robust"))
+    rule = stage.chance.choice(("weighted", "it-signsgd", "robust"))
     rounds, faults = 40, 6
     saved = stage.folder / "run.safetensors"
     whole = stage.folder / "whole.safetensors"

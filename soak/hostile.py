@@ -86,7 +86,7 @@ LIES: dict[str, list[Lie]] = {  # the reason that a server must give
 def hostile_ballots(stage: Stage) -> Episode:
     """Decisions, weights and counters are those of a server that only the honest write to."""
     chance = stage.chance
-    rule = chance.choice(("majority", "pooled", "it-signsgd", "robust"))
+    rule = chance.choice(("majority", "weighted", "it-signsgd", "robust"))
     models = [wire.fresh() for _ in range(HONEST + HOSTILE)]
     voters = [Worker(model, m, momentum=0.9) for m, model in enumerate(models)]
     attacked, alone = (Server(Layout.of(models[0]), rule) for _ in range(2))

@@ -45,7 +45,7 @@ class Runs:
     """A run that is started again and again with --resume, until it is done."""
 
     def __init__(self, stage: Stage, out: Path) -> None:
-        self.rule = stage.chance.choice(("pooled", "it-signsgd", "robust"))
+        self.rule = stage.chance.choice(("weighted", "it-signsgd", "robust"))
         self.seed = stage.chance.randrange(1000)
         self.out = out
         self.counter = stage.folder / "rounds"
@@ -209,7 +209,7 @@ def compare_kills(stage: Stage) -> Episode:
         *MODEL,
         "--rules",
         "majority",
-        "pooled",
+        "weighted",
         "--modes",
         "4",
         "--rounds",
@@ -239,7 +239,7 @@ def long_run(stage: Stage) -> Episode:
     """Rounds without end, until Ctrl-C: memory stays where it is, and the result is valid."""
     out = stage.folder / "run"
     counter = stage.folder / "rounds"
-    flags = [*MODEL, "--rule", stage.chance.choice(("pooled", "robust")), "--batch-sizes", "4", "4", "4"]
+    flags = [*MODEL, "--rule", stage.chance.choice(("weighted", "robust")), "--batch-sizes", "4", "4", "4"]
     flags += ["--rounds", "10000000", "--evaluate-every", "2000", "--out", str(out)]
     command = [sys.executable, "-m", "soak.command", str(counter), "30", "train", *flags]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)

@@ -158,7 +158,7 @@ def simulated(folder: Path, *, rounds: int, together: bool) -> None:
     config = Config(
         task="mnist-10k",
         model="mlp",
-        rule="pooled",
+        rule="weighted",
         batch_sizes=(4, 4, 4),
         rounds=rounds,
         evaluate_every=rounds,

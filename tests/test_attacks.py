@@ -249,7 +249,7 @@ def finished(config: Config, task: Task, **machine: Any) -> Run:
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_together_is_the_attack_one_by_one(digits: Task, name: str, recipe: str) -> None:
     """With workers away; and it changes something."""
-    config = small(name, recipe=recipe, miss=0.15, rule="known-batch" if name == "lie" else "robust")
+    config = small(name, recipe=recipe, miss=0.15, rule="weighted" if name == "lie" else "robust")
     one, all_ = (finished(config, digits, together=way) for way in (False, True))
     assert isinstance(all_.workers, Together)
     differing = (

@@ -111,7 +111,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_report_merges_and_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seeds = (0, 1, 2)
     one = results_of(*(made_up_run("majority", seed=s) for s in seeds))
-    two = results_of(*(made_up_run("pooled", seed=s) for s in seeds), made_up_run("majority", seed=0))
+    two = results_of(*(made_up_run("weighted", seed=s) for s in seeds), made_up_run("majority", seed=0))
     for name, results in (("one", one), ("two", two)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.json").write_text(json.dumps(results))
@@ -129,8 +129,8 @@ def test_report_merges_and_compares(tmp_path: Path, capsys: pytest.CaptureFixtur
         (run["config"]["rule"], run["config"]["seed"]): run["evaluations"]["accuracy"][-1]
         for run in merged["runs"]
     }
-    by_seed = [last["pooled", s] - last["majority", s] for s in seeds]
-    assert lead["pooled"][0] == pytest.approx(sum(by_seed) / 3)
+    by_seed = [last["weighted", s] - last["majority", s] for s in seeds]
+    assert lead["weighted"][0] == pytest.approx(sum(by_seed) / 3)
     assert lead["robust"] == (pytest.approx(last["robust", 0] - last["majority", 0]), None)
     assert lead["majority"] == (None, None)
     assert {row["rule"]: row["lead"] for row in table(merged, "robust")}["robust"] is None
@@ -143,5 +143,5 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
         Report(folders=(tmp_path,)).run()
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results_of(made_up_run())))
-    with pytest.raises(ConfigError, match="there is no rule 'poled'; did you mean 'pooled'"):
+    with pytest.raises(ConfigError, match="there is no rule 'poled'; did you mean 'weighted'"):
         Report(folders=(tmp_path,), baseline="poled").run()

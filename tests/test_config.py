@@ -25,7 +25,7 @@ def test_recipes() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"rule": "pooledd"}, "there is no rule 'pooledd'; did you mean 'pooled'"),
+        ({"rule": "pooledd"}, "there is no rule 'pooledd'; did you mean 'weighted'"),
         ({"rule": "zz"}, r"there is no rule 'zz'\. All: majority"),
         ({"recipe": "papr"}, "there is no recipe 'papr'; did you mean 'paper'"),
         ({"mode": 2}, "give a mode or batch_sizes, not both"),
@@ -48,7 +48,7 @@ def test_settings_out_of_range(changes: dict[str, Any], text: str) -> None:
 
 
 def test_a_mode_is_kept_and_fills_the_batch_sizes() -> None:
-    config = Config(task="mnist-10k", rule="pooled", mode=4)
+    config = Config(task="mnist-10k", rule="weighted", mode=4)
     assert config.batch_sizes == (4,) * 14 + (904,)
-    assert Config(task="mnist-10k", rule="pooled").mode == 1
+    assert Config(task="mnist-10k", rule="weighted").mode == 1
     assert Config.from_dict(config.as_dict()) == config

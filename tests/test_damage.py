@@ -44,7 +44,7 @@ def load_worker(path: Path) -> None:
 
 
 def save_run(path: Path) -> None:
-    train(config("pooled"), toy(), path.parent, watch=lambda run: run.round == 5)
+    train(config("weighted"), toy(), path.parent, watch=lambda run: run.round == 5)
     (path.parent / "result.json").unlink()
     (path.parent / "checkpoint.safetensors").rename(path)
 
@@ -53,7 +53,7 @@ def load_run(path: Path) -> None:
     """As `signvote train --resume` does it."""
     shutil.copy(path, path.parent / "checkpoint.safetensors")
     try:
-        train(config("pooled"), toy(), path.parent, resume=True)
+        train(config("weighted"), toy(), path.parent, resume=True)
     except StateError as error:
         assert str(path.parent / "checkpoint.safetensors") in str(error)
         raise StateError(str(error).replace("checkpoint.safetensors", path.name)) from None
@@ -206,7 +206,7 @@ def test_damage_of_format_1_raises_nothing_else(tmp_path: Path) -> None:
         at = chance.randrange(8 + header)
         path.write_bytes(data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :])
         try:
-            train(config("pooled"), toy(), tmp_path, resume=True)
+            train(config("weighted"), toy(), tmp_path, resume=True)
         except StateError as error:
             assert str(path) in str(error)
             refusals += 1

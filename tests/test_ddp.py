@@ -14,7 +14,7 @@ from signvote.engines.ddp import VoteState, vote_gradients
 from signvote.sim import Config
 from tests.ranks import Trainer, config, simulated, together, trained
 
-RULES = ("majority", "it-signsgd", "pooled", "known-batch", "robust")
+RULES = ("majority", "it-signsgd", "weighted", "robust")
 
 
 def as_simulated(world: int, cases: list[tuple[Config, dict[str, Any]]], folder: Path) -> None:
@@ -42,7 +42,7 @@ def test_any_number_of_ranks_equals_the_simulator(world: int, tmp_path: Path) ->
 
 def looked_at(rank: int, world: int) -> tuple[int, int, int, int]:
     """How many buckets DDP made before and after it rebuilt them, and the bytes sent."""
-    trainer = Trainer(rank, config("pooled", world, 5))
+    trainer = Trainer(rank, config("weighted", world, 5))
     seen: list[int] = []
     decide = trainer.state.decide
 
@@ -72,7 +72,7 @@ SENDING: list[dict[str, Any]] = [
 def test_top_and_feedback_equal_the_simulator(sending: dict[str, Any], tmp_path: Path) -> None:
     """Votes on few coordinates need a support plane; feedback needs the whole vector before any sign is known."""
     cases = []
-    for rule, zeros, overlap in (("pooled", "coin", True), ("it-signsgd", "abstain", False)):
+    for rule, zeros, overlap in (("weighted", "coin", True), ("it-signsgd", "abstain", False)):
         case = config(rule, 3, 12, zeros=zeros, **sending)
         cases.append((case, {"overlap": overlap, "over_ddp": overlap}))
     as_simulated(3, cases, tmp_path)

@@ -96,7 +96,7 @@ def drifting(rank: int, world: int, folder: str, over_ddp: bool) -> dict[str, An
     """Rank 1's weight changes before round 3; parameters are compared in rounds 2, 4, ..."""
     model = Net()
     net: nn.Module = DistributedDataParallel(model, broadcast_buffers=False) if over_ddp else model
-    state = VoteState(net, "pooled", check_every=2)
+    state = VoteState(net, "weighted", check_every=2)
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-10)
 
     def step() -> None:

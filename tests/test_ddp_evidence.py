@@ -28,11 +28,10 @@ __all__ = ["alone"]  # a fixture
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("majority", {}),
     ("it-signsgd", {}),
-    ("pooled", {}),
-    ("pooled", {"per": "tensor"}),
-    ("agreement", {}),
+    ("weighted", {}),
+    ("weighted", {"per": "tensor"}),
     ("robust", {"sample": 128}),
-    ("robust", {"per": "tensor", "sample": 10**6}),
+    ("robust", {"sample": 10**6}),
 ]
 
 
@@ -109,7 +108,7 @@ def test_counts_that_do_not_fit_are_said_not_to_fit(field: str, damage: int) -> 
     layout = Layout([("w", (300,))])
     shares = Shares.of(300, 2, 300)
     packings = Packings([(0, 300)], shares, dense=True)
-    rule = make_rule("pooled", layout)
+    rule = make_rule("weighted", layout)
     mine, other = (counted(rule, shares, rank, 2, True) for rank in range(2))
     packing = packings.of(mine)
     odd = {field: getattr(other, field) + damage * torch.tensor([[0], [1]])}
@@ -119,17 +118,17 @@ def test_counts_that_do_not_fit_are_said_not_to_fit(field: str, damage: int) -> 
 
 
 def test_the_size_of_a_message() -> None:
-    """8 ranks, 52 tensors: 8 mismatches, 28 pairs and 2 numbers for all, of 2 bytes at most, in 9 groups at most."""
+    """8 ranks, 52 tensors: 8 mismatches and a number for all, of 2 bytes at most, in 9 groups at most."""
     shapes = [(60, 60), (60,)] * 26
     layout = Layout([(str(i), shape) for i, shape in enumerate(shapes)])
     shares = Shares.of(layout.size, 8, 2**21)
-    rule = make_rule("robust", layout, per="tensor")
+    rule = make_rule("weighted", layout, per="tensor")
     evidence = counted(rule, shares, 0, 8, True)
     whole = in_a_row(evidence).nbytes
     packed = 8 * Packings(rule.groups, shares, dense=True).of(evidence).words  # type: ignore[attr-defined]
     touched = math.ceil(52 / 8) + 2
-    assert whole == 8 * 52 * (2 * 8 + 2 * 64)
-    assert packed <= 8 + touched * 2 * (8 + 28 + 2)
+    assert whole == 8 * 52 * 2 * 8
+    assert packed <= 8 + touched * 2 * (8 + 1)
 
 
 class Thousandfold(Majority):

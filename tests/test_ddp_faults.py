@@ -33,7 +33,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def abstaining(rank: int, world: int, overlap: bool) -> tuple[list[int], dict[int, str]]:
-    trainer = Trainer(rank, config("pooled", world, 8), overlap=overlap)
+    trainer = Trainer(rank, config("weighted", world, 8), overlap=overlap)
     honest = trainer.loss
     abstained: dict[int, str] = {}
     trainer.loss = lambda t: honest(t) * (torch.nan if (rank, t) == (1, 3) else 1.0)  # type: ignore[method-assign]
@@ -46,7 +46,7 @@ def abstaining(rank: int, world: int, overlap: bool) -> tuple[list[int], dict[in
 
 def test_a_rank_without_finite_gradients_abstains_and_keeps_its_momentum(tmp_path: Path) -> None:
     """As in the simulator, where worker 1 misses round 3."""
-    wanted = simulated(config("pooled", 3, 8, absent=("1:3:3",)))
+    wanted = simulated(config("weighted", 3, 8, absent=("1:3:3",)))
     for sums, abstained in together(3, abstaining, True, folder=tmp_path):
         assert sums == wanted
         assert abstained == {1: "non-finite gradient"}
@@ -59,7 +59,7 @@ def misfit(what: str, odd: bool) -> VoteState:
     """A state that differs from the others in one thing if it is odd."""
     torch.manual_seed(odd if what == "parameters" else 0)
     model = nn.Linear(9, 3 if what == "layout" and odd else 2)
-    rule: str | Rule = "pooled"
+    rule: str | Rule = "weighted"
     settings: dict[str, Any] = {"timeout": 30}
     if what == "rule" and odd:
         rule = "majority"
@@ -110,7 +110,7 @@ def test_ranks_that_differ_all_raise_the_same_error(tmp_path: Path) -> None:
 def leaving(rank: int, world: int, how: str, folder: str) -> str:
     """Rank 1 dies after round 2, or hangs before the first until the others have given up."""
     process_group.GRACE = 0.2  # a survivor that takes longer is not heard of, which the error may say
-    trainer = Trainer(rank, config("pooled", world, 50), timeout=2.0 if how == "hangs" else PATIENCE)
+    trainer = Trainer(rank, config("weighted", world, 50), timeout=2.0 if how == "hangs" else PATIENCE)
     if how == "dies":
         trainer.train(2)
     if rank == 1 and how == "dies":
@@ -191,7 +191,7 @@ def second_part(
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (4, 1)])
 def test_a_world_of_another_size_goes_on(before: int, after: int, tmp_path: Path) -> None:
     """As in the simulator, where workers leave or join in that round; trust and counters are shared out anew."""
-    rules, most, rounds = ["pooled", "it-signsgd", "robust"], max(before, after), 6
+    rules, most, rounds = ["weighted", "it-signsgd", "robust"], max(before, after), 6
     args = (rules, most, rounds, str(tmp_path))
     together(before, first_part, *args, folder=tmp_path)
     away = [f"{m}:1:{rounds}" for m in range(before, most)] + [
@@ -263,7 +263,7 @@ def test_a_rank_killed_at_any_point_changes_nothing(tmp_path: Path) -> None:
 
 
 def incomplete(rank: int, world: int, folder: str) -> None:
-    trainer = Trainer(rank, config("pooled", world, 4), over_ddp=False)
+    trainer = Trainer(rank, config("weighted", world, 4), over_ddp=False)
     assert load(folder, trainer.state) is None
     trainer.train(1)
     save(folder, trainer.state, {"model": trainer.model.state_dict()}, {"mine": rank})

@@ -75,7 +75,7 @@ def backward(net: nn.Module, rank: int, t: int, count: int, dtype: torch.dtype, 
 def by_ranks(rank: int, world: int, dtype: torch.dtype, count: int, over_ddp: bool) -> list[Array]:
     model = made(dtype)
     net = DistributedDataParallel(model, find_unused_parameters=True) if over_ddp else model
-    state = VoteState(net, "pooled", batch_size=3, chunk=64)
+    state = VoteState(net, "weighted", batch_size=3, chunk=64)
     if isinstance(net, DistributedDataParallel):
         net.register_comm_hook(state, vote_hook)
     groups = [
@@ -96,7 +96,7 @@ def by_one(world: int, dtype: torch.dtype, count: int, over_ddp: bool) -> list[A
     """The same by `Worker` and `Server`. DDP does not step a layer in rounds in which nobody used it."""
     model = made(dtype)
     workers = [Worker(model, r, momentum=0.9, batch_size=3) for r in range(world)]
-    server = Server(workers[0].layout, "pooled")
+    server = Server(workers[0].layout, "weighted")
     for t in range(1, ROUNDS + 1):
         ballots = {}
         for rank, worker in enumerate(workers):
@@ -145,7 +145,7 @@ def with_scaler(rank: int, world: int) -> tuple[list[Array], list[float], dict[i
     model = made(torch.float32)
     net = DistributedDataParallel(model, find_unused_parameters=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10) if rank == 0 else None
-    state = VoteState(net, "pooled", batch_size=3, scaler=scaler)
+    state = VoteState(net, "weighted", batch_size=3, scaler=scaler)
     net.register_comm_hook(state, vote_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP)
     scales: list[float] = []

@@ -16,7 +16,7 @@ from signvote.errors import EngineError
 from tests.ranks import Trainer, alone, config, simulated, together
 from tests.test_ddp_faults import arm
 
-RULES = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust")
+RULES = ("majority", "it-signsgd", "weighted", "robust")
 
 __all__ = ["alone"]  # a fixture
 
@@ -129,7 +129,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_damaged_checkpoint_is_refused_in_one_sentence(what: str, tmp_path: Path) -> None:
-    state = VoteState(nn.Linear(9, 8), "pooled")
+    state = VoteState(nn.Linear(9, 8), "weighted")
     save(tmp_path, state, {"x": 1})
     (tmp_path / "r").symlink_to("round-000000")
     damage, text = DAMAGE[what]
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_sentence(what: str, tmp_path: Pa
 @pytest.mark.usefixtures("alone")
 def test_files_that_the_first_rank_does_not_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks on machines without a common disk: the checkpoint before stays the latest."""
-    state = VoteState(nn.Linear(9, 8), "pooled")
+    state = VoteState(nn.Linear(9, 8), "weighted")
     save(tmp_path, state, {"x": 1})
     monkeypatch.setattr(saving, "_size", lambda path: None)
     with pytest.raises(StateError, match=r"rank 0 sees 0 of 2 files of .* must write to the same folder"):

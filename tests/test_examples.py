@@ -84,7 +84,7 @@ def test_unequal_voters(example: Example) -> None:
 def test_unequal_voters_are_what_theory_says() -> None:
     demo = module_of("unequal_voters.py")
     measured, predicted = demo.run(rounds=200, coordinates=2000), demo.predictions()
-    for name in ("majority", "pooled", "optimum (p known)"):
+    for name in ("majority", "weighted", "optimum (p known)"):
         sigma = (predicted[name] * (1 - predicted[name]) / (100 * 2000)) ** 0.5
         assert abs(measured[name] - predicted[name]) < 5 * sigma, name
     assert measured["optimum (p known)"] < measured["it-signsgd"] < measured["majority"]
@@ -93,7 +93,7 @@ def test_unequal_voters_are_what_theory_says() -> None:
 def test_custom_rule(example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(signvote.RULES, "trimmed", signvote.RULES["majority"])  # taken out again afterwards
     out = example("custom_rule.py", "--rounds", "3", "--out", str(tmp_path))
-    assert all(len(row(out, rule)) == 2 for rule in ("majority", "pooled", "trimmed"))
+    assert all(len(row(out, rule)) == 2 for rule in ("majority", "weighted", "trimmed"))
     assert signvote.RULES["trimmed"].__name__ == "Trimmed"
 
 
@@ -130,10 +130,10 @@ def test_read_results(example: Example) -> None:
         for run in runs
         if (c := run["config"])
     }
-    for recipe, rule in (("paper", "majority"), ("paper", "pooled"), ("tuned", "pooled")):
+    for recipe, rule in (("paper", "majority"), ("paper", "weighted"), ("tuned", "weighted")):
         means = [sum(last[rule, recipe, mode, seed] for seed in range(3)) / 3 for mode in (1, 2, 3, 4)]
         assert re.search(rf"{rule} +" + " +".join(f"{100 * mean:.2f}" for mean in means) + r"\b", out), out
-    more = [last["pooled", "paper", 4, seed] - last["majority", "paper", 4, seed] for seed in range(3)]
+    more = [last["weighted", "paper", 4, seed] - last["majority", "paper", 4, seed] for seed in range(3)]
     assert f" {100 * sum(more) / 3:.2f} " in next(line for line in out.splitlines() if "mode 4  " in line)
 
 
@@ -178,7 +178,7 @@ def test_the_tour_runs_top_to_bottom(tmp_path: Path) -> None:
     text = "".join(output.get("text", "") for output in outputs)
     assert row(text, "pooled     wrong")[0] < row(text, "majority   wrong")[0]
     attacked = dict(re.findall(r"^(\w+) +([0-9.]+)% right under attack$", text, re.M))
-    assert float(attacked["robust"]) > float(attacked["pooled"]) + 30
+    assert float(attacked["robust"]) > float(attacked["weighted"]) + 30
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert {i for i, old in committed.items() if old} == {c.id for c in notebook.cells if c.get("outputs")}
 

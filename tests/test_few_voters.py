@@ -13,7 +13,7 @@ from torch import Tensor
 from signvote import ConfigError, Layout, Server
 from signvote.core import theory
 from signvote.core.rules import make_rule
-from signvote.core.vote import MOST, ONE, Voters, empty_decision, fit_tally
+from signvote.core.vote import MOST, Voters, empty_decision, fit_tally
 from signvote.kernels import Coin
 from tests.test_robust import honest, votes_of
 
@@ -29,19 +29,19 @@ def play(rule: Any, y: Tensor, t: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_pooled_has_no_dictator_of_two(seed: int) -> None:
+def test_of_two_neither_is_a_dictator(seed: int) -> None:
     """Each is overruled where the coin is against it, the weak and the strong alike."""
     torch.manual_seed(seed)
-    rule = make_rule("pooled", LAYOUT)
+    rule = make_rule("weighted", LAYOUT)
     for t in range(1, 20):
         y = honest([0.1, 0.45], N)
         play(rule, y, t)
         found = rule.weights(Voters(workers=(0, 1)))
-        assert found[:, 0].tolist() == [ONE, ONE]
+        assert found[0] == found[1] > 0
 
 
-def test_what_two_voters_do_teaches_pooled_nothing() -> None:
-    rule = make_rule("pooled", LAYOUT)
+def test_what_two_voters_do_teaches_nothing() -> None:
+    rule = make_rule("weighted", LAYOUT)
     play(rule, honest([0.1, 0.45], N), 1)
     assert rule.trust is not None
     assert rule.trust.workers == []
@@ -64,7 +64,7 @@ def test_ties_count_for_nobody(p: list[float], has_coin: bool) -> None:
 
 
 def test_equal_weights_of_few_noisy_workers_are_a_knifes_edge() -> None:
-    """Theory says so, and so do votes: four equal workers do not stay equal under `pooled`."""
+    """Theory says so, and so do votes: weights of log((1-p)/p) do not keep four equal workers equal."""
     p = [0.45] * 4
     even = theory.settled_weights(p, start=[1000] * 4)
     assert min(even) == max(even) > 0
@@ -84,7 +84,7 @@ def test_a_majority_of_very_many_workers() -> None:
     n = 64
     y = torch.full((300_000, n), -1, dtype=torch.int8)
     y[:150_001] = 1
-    rule = make_rule("known-batch", Layout([("x", (n,))]), cap=1.0)
+    rule = make_rule("weighted", Layout([("x", (n,))]))
     out = empty_decision(n, Coin(1))
     rule.vote(out, votes_of(y), Coin(1))
     assert out.signs.tolist() == [-1], "all ones"
@@ -92,7 +92,8 @@ def test_a_majority_of_very_many_workers() -> None:
 
 def test_a_server_of_two_workers_has_equal_weights() -> None:
     server = Server(LAYOUT)
-    assert server.rule.weights(Voters(workers=(5, 9)))[:, 0].tolist() == [ONE, ONE]
+    one, other = server.rule.weights(Voters(workers=(5, 9)))[:, 0].tolist()
+    assert one == other > 0
 
 
 def test_the_papers_rule_refuses_more_workers_than_a_tally_holds() -> None:

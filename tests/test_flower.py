@@ -302,7 +302,7 @@ def test_the_same_strategy_goes_on_after_a_missed_quorum(momentum: float) -> Non
     assert same(strategy.model, train(grid_of(), 4, momentum=momentum).model)
 
 
-@pytest.mark.parametrize("rule", ["pooled", "it-signsgd", "robust"])
+@pytest.mark.parametrize("rule", ["weighted", "it-signsgd", "robust"])
 def test_a_resumed_run_is_the_uninterrupted_one(rule: str, tmp_path: Path) -> None:
     saved = tmp_path / "run.safetensors"
     train(grid_of(), 3, rule=rule, checkpoint=saved)
@@ -349,7 +349,7 @@ def test_trust_stays_with_the_node_that_comes_back(tmp_path: Path) -> None:
         ({"evaluate_every": -1}, "evaluate_every is -1; it must be 0 or more"),
         ({"buffers_every": -1}, "buffers_every is -1; it must be 0 or more"),
         ({"run": 2**63}, "it must lie in 0..2\\^63-1"),
-        ({"rule": "poled"}, "did you mean 'pooled'"),
+        ({"rule": "poled"}, "did you mean 'weighted'"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:

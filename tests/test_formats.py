@@ -31,7 +31,7 @@ from signvote.tasks import Data, Task
 from tests.test_report import made_up_run
 
 GOLDEN = Path(__file__).parent / "golden"
-RULES: dict[str, dict[str, Any]] = {"pooled": {}, "it-signsgd": {"warmup": 2}}
+RULES: dict[str, dict[str, Any]] = {"weighted": {}, "it-signsgd": {"warmup": 2}}
 FOLDERS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
 
 
@@ -114,7 +114,7 @@ def test_of_another_signvote() -> None:
     """One sentence: what it is, what this one reads, what to do."""
     later = "format 9 is a later signvote's; this one reads up to {}: install a later one"
     earlier = "format {} is an earlier signvote's; this one reads from {} on: run it again"
-    run = Run(config("pooled"), toy())
+    run = Run(config("weighted"), toy())
     layout = Layout([("w", (3,))])
     worker, server = Worker({"w": torch.zeros(3)}, worker_id=0), Server(layout)
     for kept, newest in ((run, 3), (worker, 1), (server, 2), (SignVote(layout), 1)):
@@ -131,7 +131,7 @@ def test_of_another_signvote() -> None:
 
 
 def test_a_single_run_is_read_too(tmp_path: Path) -> None:
-    result = train(config("pooled"), toy(), tmp_path)
+    result = train(config("weighted"), toy(), tmp_path)
     assert read(tmp_path / "result.json")["runs"] == [json.loads(json.dumps(result))]
 
 
@@ -198,7 +198,7 @@ def test_a_small_file_cannot_ask_for_gigabytes(tmp_path: Path, monkeypatch: pyte
 
 
 def test_csv_has_a_row_per_evaluation(tmp_path: Path) -> None:
-    result = train(config("pooled"), toy(), tmp_path)
+    result = train(config("weighted"), toy(), tmp_path)
     rows = list(csv.DictReader(io.StringIO(to_csv(results_of([result])))))
     assert [int(row["round"]) for row in rows] == [0, 2, 4, 6, 8]
     assert [float(row["accuracy"]) for row in rows] == result["evaluations"]["accuracy"]

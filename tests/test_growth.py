@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from signvote import ConfigError, Server
-from signvote.core.pairs import PairCounts, copies, correlation
-from signvote.core.rules import RULES, Pooled
+from signvote.core.pairs import PairCounts, agreement
+from signvote.core.rules import RULES, Weighted
 from signvote.core.trust import CountTrust, Evidence
 from signvote.core.vote import Voters
 from tests.test_rules import LAYOUT, ballots, message, signs
 
-LEARNING = ("it-signsgd", "pooled", "agreement", "robust")
+LEARNING = ("it-signsgd", "weighted", "robust")
 
 
 @pytest.mark.parametrize("rule", LEARNING)
@@ -35,7 +35,7 @@ def test_workers_not_seen_for_longest_are_forgotten(rule: str) -> None:
 
 
 def test_the_voters_of_a_round_are_never_forgotten() -> None:
-    server = Server(LAYOUT, "pooled", remember=1)
+    server = Server(LAYOUT, "weighted", remember=1)
     y = signs(1, ternary=False)
     server.decide(1, {m: message(y[m], m, 1) for m in range(6)})
     assert server.rule.trust is not None
@@ -68,7 +68,7 @@ def test_weights_are_computed_once_a_round(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("signvote.core.server.STACK_BYTES", 8)
     calls = []
 
-    class Counting(Pooled):
+    class Counting(Weighted):
         def weights(self, voters: Voters) -> Any:
             calls.append(voters.workers)
             return super().weights(voters)
@@ -99,27 +99,9 @@ def test_a_long_absence_changes_no_trust() -> None:
     assert trust.crossover([1]).item() == pytest.approx(0.2)
 
 
-def test_who_is_a_copy_needs_little_memory_when_all_agree() -> None:
-    """A thousand workers of one mind: one unit, without an array of pairs times workers."""
-    m = 1000
-    c = torch.full((m, m), 0.99, dtype=torch.float64).fill_diagonal_(0)
-    assert set(copies(c).tolist()) == {0}
-
-
-def test_units_are_found_along_chains() -> None:
-    """Each is a copy of the next one only: still one unit."""
-    m = 40
-    c = torch.full((m, m), 0.01, dtype=torch.float64)
-    for i in range(m - 1):
-        c[i, i + 1] = c[i + 1, i] = 0.9
-    c.fill_diagonal_(0)
-    c[19, 20] = c[20, 19] = 0.01
-    assert copies(c).tolist() == [0] * 20 + [20] * 20
-
-
 def test_pair_counts_of_nobody() -> None:
     pairs = PairCounts()
     pairs.forget(3)
     other = PairCounts()
     other.load_state_dict(pairs.state_dict())
-    assert correlation(*other.counts).shape == (1, 0, 0)
+    assert agreement(*other.counts).shape == (1, 0, 0)

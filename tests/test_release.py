@@ -80,7 +80,7 @@ def test_it_runs_where_only_the_wheel_is_installed(wheel: Path, tmp_path: Path) 
     command = ("-c", "from signvote.cli import main; main()")
     assert run(*command, "version").strip() == signvote.__version__
     shown = run(*command, "train", "--model", "mlp", "--rounds", "2", "--evaluate-every", "1", "--out", "run")
-    assert "pooled" in shown
+    assert "weighted" in shown
     assert (tmp_path / "run" / "report.html").exists()
     assert "pyproject.toml" in run(*command, "flower-app", "app")
 

@@ -243,7 +243,7 @@ def test_no_text_of_a_csv_is_a_formula() -> None:
 
 def test_adding_keeps_the_runs_of_others(tmp_path: Path) -> None:
     path = tmp_path / NAME
-    rules = ("majority", "pooled", "robust")
+    rules = ("majority", "weighted", "robust")
     mine, other, third = current(results_of(made_up_run(rule, rounds=10) for rule in rules))["runs"]
     cut = mine | {"status": "interrupted"}
     assert add(path, [cut], "one")["runs"] == [cut]
@@ -252,7 +252,7 @@ def test_adding_keeps_the_runs_of_others(tmp_path: Path) -> None:
     assert add(path, [mine], "one")["runs"] == [mine, other]
     kept = add(path, [cut, third], "one")
     assert [(run["config"]["rule"], run["status"]) for run in kept["runs"]] == [
-        ("majority", "done"), ("robust", "done"), ("pooled", "done"),
+        ("majority", "done"), ("robust", "done"), ("weighted", "done"),
     ], "a finished run is not replaced by an interrupted one"  # fmt: skip
     assert read(path)["runs"] == kept["runs"]
     whole = add(path, [mine, other, third], "all")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, checkpoint
@@ -15,22 +17,21 @@ from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.rule import Rule
-from signvote.core.rules import Pooled, make_rule, summary
+from signvote.core.rules import Weighted, learned, make_rule, summary, vouched
 from signvote.core.trust import Evidence
 from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes
+from signvote.sim import Config
 
 N = 300
 LAYOUT = Layout([("a", (10, 13)), ("b", (70,)), ("c", (100,))])
 OPTIONS: dict[str, dict[str, object]] = {
     "majority": {},
     "it-signsgd": {"warmup": 3},
-    "pooled": {"forgetting": 0.9},
-    "pooled per tensor": {"per": "tensor"},
-    "known-batch": {},
-    "agreement": {},
+    "weighted": {"forgetting": 0.9},
+    "weighted without sizes": {"sizes": False},
+    "weighted per tensor": {"per": "tensor"},
     "robust": {"sample": 128},
-    "robust per tensor": {"per": "tensor", "cap": 5},
 }
 every_rule = pytest.mark.parametrize("name", OPTIONS)
 zero_rules = pytest.mark.parametrize("zeros", ["coin", "abstain"])
@@ -193,7 +194,7 @@ def test_weights_can_be_looked_at(name: str) -> None:
     assert weights.dtype == torch.int32
     assert weights.shape[0] == 7
     assert weights.abs().max() <= 10_240
-    if name not in ("majority", "known-batch"):
+    if name in ("it-signsgd", "weighted without sizes"):
         believed = weights.double().mean(1)
         assert believed[0] > believed[3] > believed[6]
 
@@ -212,18 +213,18 @@ def test_dense_and_abstaining_ballots_mix(name: str) -> None:
 
 
 def test_states_of_another_rule_layout_or_shape_are_refused() -> None:
-    state = make_rule("pooled", LAYOUT).state_dict()
-    with pytest.raises(StateError, match="state of rule 'pooled' cannot be loaded into rule 'majority'"):
+    state = make_rule("weighted", LAYOUT).state_dict()
+    with pytest.raises(StateError, match="state of rule 'weighted' cannot be loaded into rule 'majority'"):
         make_rule("majority", LAYOUT).load_state_dict(state)
     other = Layout([("other", (N,))])
     with pytest.raises(StateError, match=f"layout '{LAYOUT.digest.hex()}' .* layout '{other.digest.hex()}'"):
-        make_rule("pooled", other).load_state_dict(state)
+        make_rule("weighted", other).load_state_dict(state)
     with pytest.raises(StateError, match="state of groups 1 cannot be loaded into groups 3"):
-        make_rule("pooled", LAYOUT, per="tensor").load_state_dict(state)
+        make_rule("weighted", LAYOUT, per="tensor").load_state_dict(state)
 
 
 def test_pooled_trust_is_a_number_per_worker_and_per_coordinate_trust_two_bytes() -> None:
-    pooled, paper = make_server("pooled", "coin"), make_server("it-signsgd", "coin")
+    pooled, paper = make_server("weighted", "coin"), make_server("it-signsgd", "coin")
     for server in (pooled, paper):
         run(server, range(1, 4))
     assert pooled.rule.state_dict()["counts"].shape == (7, 2, 1)
@@ -232,30 +233,76 @@ def test_pooled_trust_is_a_number_per_worker_and_per_coordinate_trust_two_bytes(
 
 
 def test_per_tensor_trust_knows_where_a_worker_is_good() -> None:
-    server = make_server("pooled per tensor", "coin")
+    server = make_server("weighted per tensor", "coin")
     for t in range(1, 6):
         truth = signs(t, 1, ternary=False)[0]
         y = truth.repeat(4, 1)
         y[3, 130:200] *= -1  # inverts tensor b only
         server.decide(t, ballots(y, t))
-    assert isinstance(server.rule, Pooled)
+    assert isinstance(server.rule, Weighted)
     p = server.rule.trust.crossover([0, 3])
     assert p.tolist() == [[0, 0, 0], [0, 1, 0]]
 
 
-def test_known_batch_weighs_by_the_root_and_caps() -> None:
-    rule = make_rule("known-batch", LAYOUT, cap=16)
+def sizes_only(*sizes: int) -> list[float]:
+    """The weights of workers without a record, relative to the first."""
+    voters = Voters(workers=tuple(range(len(sizes))), batch_sizes=sizes)
+    found = make_rule("weighted", LAYOUT).weights(voters)[:, 0].double()
+    relative: list[float] = (found / found[0]).tolist()
+    return relative
 
-    def weights(*sizes: int) -> list[int]:
-        voters = Voters(workers=tuple(range(len(sizes))), batch_sizes=sizes)
-        found: list[int] = rule.weights(voters)[:, 0].tolist()
-        return found
 
-    assert weights(4, 16, 64) == [640, 1280, 2560]
-    assert weights(4, 904) == [640, round(640 * 226**0.5)]  # the paper's batch mode 4, below the cap
-    assert weights(1, 2**31) == [640, 10_240]
-    assert weights(0, 4, 16) == [640, 640, 1280]
-    assert weights(0, 0) == [640, 640]
+def test_declared_sizes_are_the_prior() -> None:
+    assert sizes_only(4, 16, 64) == [1, 2, 4]
+    assert sizes_only(4, 400) == [1, 10], "two are weighed by their sizes alone"
+    assert sizes_only(4, 0, 16) == [1, 1, 1], "one that declares nothing: no size counts"
+    assert sizes_only(0, 0) == [1, 1]
+    assert sizes_only(1, 1, 10**8) == pytest.approx([1, 1, 4]), "not borne out by any record"
+    ignoring = make_rule("weighted", LAYOUT, sizes=False)
+    found = ignoring.weights(Voters(workers=(1, 2, 3), batch_sizes=(4, 16, 64)))
+    assert len(set(found[:, 0].tolist())) == 1
+
+
+@given(
+    st.lists(st.floats(-10, 10), min_size=1, max_size=20),
+    st.lists(st.floats(0.01, 100), min_size=20, max_size=20),
+)
+def test_evidence_only_takes_weight_away_from_a_declared_size(record: list[float], root: list[float]) -> None:
+    l = torch.tensor(record).double()[:, None]  # noqa: E741
+    size = torch.tensor(root[: len(record)]).double()[:, None]
+    found = vouched(l, size)
+    assert (found >= 0).all()
+    assert (found <= size).all()
+    lived_up = l / size >= (l.clamp_min(0) / size).median()
+    assert torch.equal(found[lived_up], size[lived_up])
+
+
+@given(st.lists(st.floats(0.01, 10), min_size=1, max_size=20), st.floats(0.75, 1.3))
+def test_workers_with_nearly_the_same_record_have_the_same_weight(record: list[float], near: float) -> None:
+    """A dead band: as wide as a factor of two, around the median."""
+    typical = sorted(record)[(len(record) - 1) // 2]
+    found = learned(torch.tensor([*record, typical * near]).double()[:, None])[:, 0]
+    assert found.log2().frac().abs().max() == 0, "powers of two"
+    assert 1.0 in found.tolist()
+    order = torch.tensor(record).argsort()
+    assert (found[:-1][order].diff() >= 0).all(), "a better record never weighs less"
+
+
+def test_what_most_are_worth_nothing_teaches_nothing() -> None:
+    record = torch.tensor([[-1.0], [-2.0], [3.0]])
+    assert learned(record)[:, 0].tolist() == [1, 1, 1]
+    root = torch.tensor([[1.0], [2.0], [3.0]])
+    assert torch.equal(vouched(record, root), root)
+
+
+@pytest.mark.parametrize(
+    ("former", "today"), [("pooled", "weighted"), ("known-batch", "weighted"), ("agreement", "robust")]
+)
+def test_former_names_answer_with_the_rule_of_today(former: str, today: str) -> None:
+    with pytest.warns(FutureWarning, match=f"the rule '{former}' is now '{today}'"):
+        assert make_rule(former, LAYOUT).name == today
+    with pytest.warns(FutureWarning, match="is now"):
+        assert Config(task="mnist-10k", rule=former).rule == today
 
 
 def test_every_rule_is_explained_in_two_lines() -> None:
@@ -266,14 +313,14 @@ def test_every_rule_is_explained_in_two_lines() -> None:
 
 
 def test_unknown_names_and_options_get_a_hint() -> None:
-    with pytest.raises(ConfigError, match=r"there is no rule 'poled'; did you mean 'pooled'\?"):
-        make_rule("poled", LAYOUT)
+    with pytest.raises(ConfigError, match=r"there is no rule 'weigted'; did you mean 'weighted'\?"):
+        make_rule("weigted", LAYOUT)
     with pytest.raises(ConfigError, match=r"there is no rule 'zzz'\. All: majority, it-signsgd"):
         make_rule("zzz", LAYOUT)
     with pytest.raises(
-        ConfigError, match="rule 'pooled' has no option warmup; it has: per, forgetting, max_llr"
+        ConfigError, match="rule 'weighted' has no option warmup; it has: sizes, per, forgetting"
     ):
-        make_rule("pooled", LAYOUT, warmup=3)
+        make_rule("weighted", LAYOUT, warmup=3)
     with pytest.raises(ConfigError, match="rule 'majority' has no option per; it has: none"):
         make_rule("majority", LAYOUT, per="tensor")
 
@@ -281,11 +328,10 @@ def test_unknown_names_and_options_get_a_hint() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "text"),
     [
-        ("pooled", {"per": "layer"}, "per is 'layer'; it must be 'worker' or 'tensor'"),
-        ("pooled", {"max_llr": 11}, r"max_llr is 11; it must lie in \(0, 10\]"),
-        ("pooled", {"forgetting": 2}, "forgetting is 2"),
+        ("weighted", {"per": "layer"}, "per is 'layer'; it must be 'worker' or 'tensor'"),
+        ("it-signsgd", {"max_llr": 11}, r"max_llr is 11; it must lie in \(0, 10\]"),
+        ("weighted", {"forgetting": 2}, "forgetting is 2"),
         ("it-signsgd", {"warmup": -1}, "warmup is -1"),
-        ("known-batch", {"cap": 0.5}, "cap is 0.5; it must be 1 or more"),
     ],
 )
 def test_settings_out_of_range(name: str, options: dict[str, object], text: str) -> None:

@@ -156,7 +156,7 @@ def test_settings() -> None:
     with pytest.raises(ConfigError, match="a Rule object must be made for the server's layout"):
         Server(LAYOUT, other)
     with pytest.raises(ConfigError, match="takes no options"):
-        Server(LAYOUT, make_rule("pooled", LAYOUT), forgetting=0.5)
+        Server(LAYOUT, make_rule("weighted", LAYOUT), forgetting=0.5)
 
 
 def test_states_of_another_kind_run_or_zero_rule_are_refused() -> None:
@@ -175,7 +175,7 @@ def test_states_of_another_kind_run_or_zero_rule_are_refused() -> None:
         StateError, match="a server's state: format 1 is an earlier signvote's; this one reads from 2 on"
     ):
         Server(LAYOUT, run=1).load_state_dict({**state, "version": 1})
-    with pytest.raises(StateError, match="rule 'pooled' cannot be loaded into rule 'majority'"):
+    with pytest.raises(StateError, match="rule 'weighted' cannot be loaded into rule 'majority'"):
         Server(LAYOUT, "majority", run=1).load_state_dict(state)
 
 
@@ -212,7 +212,7 @@ print(vote(n))
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 @pytest.mark.parametrize(
-    ("rule", "n", "most"), [("pooled", 40_000_001, 1), ("it-signsgd", 4_000_001, 2 * 15 + 8)]
+    ("rule", "n", "most"), [("weighted", 40_000_001, 1), ("it-signsgd", 4_000_001, 2 * 15 + 8)]
 )
 def test_memory_beyond_the_ballots(rule: str, n: int, most: float) -> None:
     """Bytes per coordinate at M = 15."""
@@ -224,7 +224,7 @@ def test_memory_beyond_the_ballots(rule: str, n: int, most: float) -> None:
 def test_a_round_decided_in_parts_is_learned_as_a_whole() -> None:
     """Two halves decide by `rule.vote` and add their evidence up, as ranks do."""
     layout = Layout([("w", (150,))])
-    whole, halves = Server(layout, "pooled"), [Server(layout, "pooled") for _ in range(2)]
+    whole, halves = Server(layout, "weighted"), [Server(layout, "weighted") for _ in range(2)]
     spans = [(0, 64), (64, 86)]
     for t in range(1, 4):
         gradients = torch.randn(3, 150, generator=torch.Generator().manual_seed(t))
@@ -249,7 +249,7 @@ def test_a_round_decided_in_parts_is_learned_as_a_whole() -> None:
 def test_ballots_are_admitted_before_a_round_is_decided() -> None:
     """As an engine does that wants a quorum first: nothing is decided or learned until it asks for it."""
     layout = Layout([("w", (70,))])
-    server, at_once = Server(layout, "pooled"), Server(layout, "pooled")
+    server, at_once = Server(layout, "weighted"), Server(layout, "weighted")
     sent = {m: Encoder(layout, m).ballot(1, pack_signs(torch.randn(70), None)[0]) for m in range(3)}
     sent[3] = b"garbage"
     sent[4] = Encoder(layout, 4).ballot(1, None)

@@ -37,7 +37,7 @@ each_setting = pytest.mark.parametrize("name", SETTINGS)
 
 
 def made(**changes: Any) -> Config:
-    return Config(**{"task": "mnist-10k", "rule": "pooled"} | changes)
+    return Config(**{"task": "mnist-10k", "rule": "weighted"} | changes)
 
 
 def test_a_config_has_the_settings_and_no_other_field() -> None:
@@ -97,7 +97,7 @@ def test_a_recipe_decides_what_has_no_default() -> None:
     optional = set(left_open) - set(RECIPES["paper"])
     assert optional == {"model", "mode", "top", "attack"}, "of these None is a value"
     for recipe in RECIPES:
-        for rule in ("pooled", "sgd"):
+        for rule in ("weighted", "sgd"):
             config = made(recipe=recipe, rule=rule)
             assert all(getattr(config, name) is not None for name in RECIPES[recipe])
             assert unusual(config.as_dict()).keys() <= {"task", "rule", "recipe", "mode", "batch_sizes"}

@@ -32,7 +32,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def small(rule: str = "pooled", **changes: Any) -> Config:
+def small(rule: str = "weighted", **changes: Any) -> Config:
     values: dict[str, Any] = {
         "task": "mnist-10k",
         "model": "mlp",
@@ -140,9 +140,7 @@ def test_the_textbook_agrees_on_every_decision(digits: Task) -> None:
         assert all(torch.equal(p, q) for p, q in zip(run.model.parameters(), model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    "rule", ["majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "sgd"]
-)
+@pytest.mark.parametrize("rule", ["majority", "it-signsgd", "weighted", "robust", "oracle", "sgd"])
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_every_rule_and_recipe_learns(digits: Task, rule: str, recipe: str) -> None:
     run = finished(small(rule, recipe=recipe, rounds=60, evaluate_every=60), digits)
@@ -200,7 +198,7 @@ def test_sign_error_falls_with_better_workers(digits: Task) -> None:
 # ---- repeating, stopping, going on ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "robust", "sgd"])
+@pytest.mark.parametrize("rule", ["it-signsgd", "weighted", "robust", "sgd"])
 def test_a_seed_decides_everything_whatever_the_threads(digits: Task, tmp_path: Path, rule: str) -> None:
     results = []
     for threads in (1, 2):
@@ -216,7 +214,7 @@ def test_a_seed_decides_everything_whatever_the_threads(digits: Task, tmp_path: 
     )
 
 
-@pytest.mark.parametrize("rule", ["it-signsgd", "pooled", "agreement", "robust", "oracle", "sgd"])
+@pytest.mark.parametrize("rule", ["it-signsgd", "weighted", "robust", "oracle", "sgd"])
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_a_resumed_run_goes_on_bit_for_bit(digits: Task, tmp_path: Path, rule: str, recipe: str) -> None:
     config = small(rule, recipe=recipe, miss=0.2)
@@ -309,13 +307,13 @@ def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
         "12",
         "--rules",
         "majority",
-        "pooled",
+        "weighted",
         "--modes",
         "4",
     ]
     arguments += ["--jobs", "2", "--out", str(grid)]
     process = waiting(tmp_path, *arguments)
-    for rule in ("majority", "pooled"):
+    for rule in ("majority", "weighted"):
         name = name_of(Config(task="mnist-10k", rule=rule, mode=4))
         wait_for_file(grid / "runs" / name / "waits", process)
     os.killpg(process.pid, signal.SIGINT)
@@ -370,10 +368,10 @@ def test_a_killed_process_loses_only_what_came_after_the_last_checkpoint(
 
 
 def test_compare_runs_the_grid_and_skips_what_is_done(digits: Task, tmp_path: Path) -> None:
-    configs = [small(rule, seed=seed, rounds=4) for rule in ("majority", "pooled") for seed in (0, 1)]
+    configs = [small(rule, seed=seed, rounds=4) for rule in ("majority", "weighted") for seed in (0, 1)]
     news: list[tuple[int, int, float]] = []
     results = compare(configs, tmp_path, command="test", jobs=2, watch=lambda *n: news.append(n))
-    assert [r["config"]["rule"] for r in results["runs"]] == ["majority", "majority", "pooled", "pooled"]
+    assert [r["config"]["rule"] for r in results["runs"]] == ["majority", "majority", "weighted", "weighted"]
     assert {n[0] for n in news} == {0, 1, 2, 3}
     alone = train(configs[2], digits, tmp_path / "alone")
     assert results["runs"][2]["evaluations"] == alone["evaluations"], "a process of its own changes nothing"

@@ -47,12 +47,12 @@ evaluate_every = 2
 total = 60
 
 [[grid]]
-rules = ["majority", "pooled"]
+rules = ["majority", "weighted"]
 modes = [1, 4]
 recipe = "paper"
 
 [[grid]]
-rules = ["pooled"]
+rules = ["weighted"]
 modes = [4]
 recipe = "tuned"
 """
@@ -110,10 +110,10 @@ def test_a_grid_goes_before_what_is_shared_and_a_run_in_two_grids_is_one(tmp_pat
     [
         ("task = ", r"tiny.toml is no TOML: "),
         ('task = "mnist"', r"asks for no runs; wanted at least one \[\[grid\]\]"),
-        ('[grid]\nrules = ["pooled"]', "asks for no runs"),
-        ('[[grid]]\nrules = ["pooled"]', "grid 1: task is missing; give one, such as task = 'mnist'"),
+        ('[grid]\nrules = ["weighted"]', "asks for no runs"),
+        ('[[grid]]\nrules = ["weighted"]', "grid 1: task is missing; give one, such as task = 'mnist'"),
         ('task = "mnist"\n[[grid]]\n', "rules is missing; give one"),
-        ('[[grid]]\nruels = ["pooled"]', "grid 1: there is no setting 'ruels'; did you mean 'rules'"),
+        ('[[grid]]\nruels = ["weighted"]', "grid 1: there is no setting 'ruels'; did you mean 'rules'"),
         ("[[grid]]\nmode = 4", "there is no setting 'mode'; did you mean 'modes'"),
         ('task = "mnist"\nround = 5\n[[grid]]', "there is no setting 'round'; did you mean 'rounds'"),
         ("[[grid]]\nrules = []", r"rules is \[\]; wanted a list, each a text"),
@@ -126,7 +126,7 @@ def test_a_grid_goes_before_what_is_shared_and_a_run_in_two_grids_is_one(tmp_pat
         ("[[grid]]\noptions = 3", "options is 3; wanted a table"),
         ('task = "mnist"\n[[grid]]\nrules = ["poled"]', "grid 1: there is no rule 'poled'; did you mean"),
         (
-            'task = "mnist"\n[[grid]]\nrules = ["pooled"]\noptions = { warm = 3 }',
+            'task = "mnist"\n[[grid]]\nrules = ["weighted"]\noptions = { warm = 3 }',
             "has no option warm; it has",
         ),
     ],
@@ -140,7 +140,7 @@ def test_a_file_that_says_it_wrong(tmp_path: Path, text: str, message: str) -> N
 
 
 def test_a_name_tells_what_is_not_as_usual() -> None:
-    def name(rule: str = "pooled", **settings: Any) -> str:
+    def name(rule: str = "weighted", **settings: Any) -> str:
         return name_of(Config(task="mnist", rule=rule, **settings))
 
     assert name(mode=4, seed=2) == "mnist-pooled-tuned-mode4-seed2"
@@ -168,7 +168,7 @@ def test_a_name_is_never_too_long_for_a_folder(tmp_path: Path) -> None:
     many = tuple(f"0:{t}:{t + 9}" for t in range(60))
     configs = [small(absent=many, seed=seed, rounds=9) for seed in (0, 1)]
     configs += [small(absent=(*many, "3:1"), rounds=rounds, batch_sizes=(2,) * 90) for rounds in (9, 8)]
-    configs.append(Config(task="é" * 200, rule="pooled", batch_sizes=(2, 2)))
+    configs.append(Config(task="é" * 200, rule="weighted", batch_sizes=(2, 2)))
     names = [*names_of(configs), *map(name_of, configs[:3])]
     assert len(set(names[:5])) == 5
     for name in names:
@@ -190,7 +190,7 @@ def test_runs_of_equal_batches_follow_each_other() -> None:
 @pytest.mark.slow
 def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_alone(tmp_path: Path) -> None:
     path, out = written(tmp_path), tmp_path / "tiny"
-    first = command("study", str(path), "--jobs", "1", "--only", "pooled")
+    first = command("study", str(path), "--jobs", "1", "--only", "weighted")
     assert first.returncode == 0, first.stderr
     assert {f.name for f in out.iterdir()} == {
         "figure.png", "figure.svg", "report.html", "results.csv", "results.json", "results.md", "runs",
@@ -207,7 +207,7 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     assert not (out / NAME).exists()
     results = read(out / COMPRESSED)
     assert [run["config"]["rule"] for run in results["runs"]] == [
-        "majority", "pooled", "majority", "pooled", "pooled",
+        "majority", "weighted", "majority", "weighted", "weighted",
     ]  # fmt: skip
     assert results["command"] == f"signvote study {path}", "of a whole study, one command"
 
@@ -314,7 +314,7 @@ def test_the_papers_studies(name: str, seeds: int) -> None:
     assert {(c.step, c.momentum, c.schedule, c.zeros) for c in authors} == {
         (1e-3, 0.0, "constant", "abstain")
     }
-    assert {c.rule for c in runs if c.recipe == "tuned"} == {"pooled"}
+    assert {c.rule for c in runs if c.recipe == "tuned"} == {"weighted"}
     assert all(c.options == ({"zero_is_symbol": True} if c.rule == "it-signsgd" else {}) for c in runs)
 
 
@@ -329,7 +329,10 @@ def test_claims_are_paired_by_seed_and_answered() -> None:
     ahead = {1: (0.001, -0.001), 2: (0.01, 0.02), 3: (0.02, 0.04), 4: (0.05, -0.6)}
     runs = [level("majority", m, s, plain[m][s]) for m in plain for s in (0, 1)]
     runs += [level("it-signsgd", m, s, plain[m][s] + ahead[m][s], best=0.97) for m in plain for s in (0, 1)]
-    runs += [level("it-signsgd", 4, 7, 0.5), made_up_run("pooled", None)]  # a seed without its pair, no mode
+    runs += [
+        level("it-signsgd", 4, 7, 0.5),
+        made_up_run("weighted", None),
+    ]  # a seed without its pair, no mode
     found = experiments_of(results_of(*runs))[:-1]
     last = leads(found, "it-signsgd", "last")
     assert [lead.mode for lead in last] == [1, 2, 3, 4]
@@ -338,9 +341,9 @@ def test_claims_are_paired_by_seed_and_answered() -> None:
     best = leads(found, "it-signsgd", "best")
     assert verdicts(best)["b"] == "yes"
     other_step = experiments_of(
-        results_of(*(made_up_run(rule, step=s) for rule, s in (("majority", 1.0), ("pooled", 2.0))))
+        results_of(*(made_up_run(rule, step=s) for rule, s in (("majority", 1.0), ("weighted", 2.0))))
     )
-    assert leads(other_step, "pooled", "last") == [], "a lead is under the same conditions"
+    assert leads(other_step, "weighted", "last") == [], "a lead is under the same conditions"
     text = report(results_of(*runs))
     assert "| mode 2 | +1.50 ± 1.00, ahead in 2 of 2 |" in text
     assert "last evaluation: (a) only in mode 2, mode 3; (b) no; (c) yes." in text
@@ -362,7 +365,7 @@ def test_verdicts() -> None:
 
 def test_the_claims_are_a_command(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(results_of(made_up_run("majority"), made_up_run("pooled"))))
+    path.write_text(json.dumps(results_of(made_up_run("majority"), made_up_run("weighted"))))
     line = [sys.executable, "-m", "paper.claims"]
     run = subprocess.run([*line, str(path)], capture_output=True, text=True, cwd=PAPER.parent, check=True)
     assert "Lead of pooled over majority in points" in run.stdout
@@ -373,7 +376,7 @@ def test_the_claims_are_a_command(tmp_path: Path) -> None:
 
 def test_results_from_before_a_setting_existed_are_completed(tmp_path: Path) -> None:
     """So that the same run of another seed is shown beside them."""
-    config = Config(task="mnist-10k", model="mlp", rule="pooled").as_dict()
+    config = Config(task="mnist-10k", model="mlp", rule="weighted").as_dict()
     older = {k: v for k, v in config.items() if k not in ("decay", "feedback", "top")}
     strange = {"task": "mnist-10k", "rule": "no rule of ours", "batch_sizes": [4], "seed": 0}
     runs = [made_up_run("majority") | {"config": c} for c in (older, strange)]

@@ -36,8 +36,8 @@ class Heard:
 
 def test_a_tracker_hears_what_the_result_says(tmp_path: Path) -> None:
     heard, other = Heard(), Heard()
-    result = train(config("pooled"), toy(), tmp_path, trackers=[heard, other])
-    assert heard.starts == [("pooled", 0)]
+    result = train(config("weighted"), toy(), tmp_path, trackers=[heard, other])
+    assert heard.starts == [("weighted", 0)]
     assert heard.ends == ["done"]
     assert heard.logs == other.logs
     measured = result["evaluations"]
@@ -55,9 +55,9 @@ def test_a_tracker_hears_what_the_result_says(tmp_path: Path) -> None:
 
 def test_going_on_repeats_nothing(tmp_path: Path) -> None:
     heard = Heard()
-    train(config("pooled"), toy(), tmp_path, trackers=[heard], watch=lambda run: run.round == 5)
-    train(config("pooled"), toy(), tmp_path, trackers=[heard], resume=True)
-    assert heard.starts == [("pooled", 0), ("pooled", 5)]
+    train(config("weighted"), toy(), tmp_path, trackers=[heard], watch=lambda run: run.round == 5)
+    train(config("weighted"), toy(), tmp_path, trackers=[heard], resume=True)
+    assert heard.starts == [("weighted", 0), ("weighted", 5)]
     assert [round for round, *_ in heard.logs] == [0, 2, 4, 6, 8]
     assert heard.ends == ["interrupted", "done"]
 
@@ -68,7 +68,7 @@ def test_yardsticks_have_no_trust_and_who_was_away_is_nan(tmp_path: Path) -> Non
     train(Config(rule="oracle", **common), toy(), tmp_path / "a", trackers=[heard])
     assert all(trust == {} for *_, trust in heard.logs)
     away = Heard()
-    train(Config(rule="pooled", absent=("0:1:2",), **common), toy(), tmp_path / "b", trackers=[away])
+    train(Config(rule="weighted", absent=("0:1:2",), **common), toy(), tmp_path / "b", trackers=[away])
     overruled = away.logs[-1][2]["overruled"]
     assert math.isnan(overruled[0])
     assert all(map(math.isfinite, overruled[1:]))
@@ -83,8 +83,8 @@ def events(folder: Path) -> Any:
 def test_tensorboard_holds_scalars_and_histograms(tmp_path: Path) -> None:
     """A run that was stopped and goes on is one run there."""
     board = TensorBoard(tmp_path)
-    train(config("pooled"), toy(), tmp_path, trackers=[board], watch=lambda run: run.round == 5)
-    result = train(config("pooled"), toy(), tmp_path, trackers=[board], resume=True)
+    train(config("weighted"), toy(), tmp_path, trackers=[board], watch=lambda run: run.round == 5)
+    result = train(config("weighted"), toy(), tmp_path, trackers=[board], resume=True)
     found = events(tmp_path)
     seen = [(e.step, e.value) for e in found.Scalars("accuracy")]
     measured = result["evaluations"]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
 from signvote.core.it_signsgd import CoordinateTrust, ItSignSGD
-from signvote.core.pairs import AgreementTrust, agreement_crossover
-from signvote.core.rules import Agreement, Majority, Pooled
+from signvote.core.rules import Majority, Weighted
 from signvote.core.trust import CountTrust, Evidence
 from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin, Planes, cpu
@@ -99,7 +98,7 @@ def test_the_optimistic_bias_of_judging_by_ones_own_decision() -> None:
 
 def test_pooled_settles_where_theory_says() -> None:
     p, n = [0.47] * 9 + [0.35] * 4 + [0.12] * 2, 20_000
-    rule = Pooled(Layout([("x", (n,))]), forgetting=0.8)
+    rule = Weighted(Layout([("x", (n,))]), forgetting=0.8)
     for round in range(60):
         rule.learn(rule.vote(empty_decision(n, Coin(round)), stacked(sent(p, n)), Coin(round)))
     settled = theory.settled_weights(p)
@@ -202,59 +201,6 @@ def test_forgetting_per_coordinate_is_a_smaller_capacity() -> None:
     assert rule.trust.capacity == 2 * round(math.log(0.5) / math.log(0.98)) == 68
     assert turned[0.98] > 0.8
     assert turned[1.0] < 0.5
-
-
-@pytest.mark.parametrize("hostile", [0, 3, 7])
-def test_pairwise_agreement_recovers_p_and_sees_through_inverters(hostile: int) -> None:
-    """15 workers, up to 7 of them inverting: |error| below 5 times its spread, 1.2 / sqrt(n a^2)."""
-    n = 100_000
-    p = torch.linspace(0.1, 0.4, 15)
-    p[:hostile] = 1 - p[:hostile]
-    votes = stacked(sent(p, n))
-    differ, common = cpu.disagreements(votes.planes, n)
-    trust = AgreementTrust()
-    trust.learn(
-        Evidence(
-            workers=votes.workers, mismatches=differ[:1].T, cast=common[:1].T, differ=differ, common=common
-        )
-    )
-    found = trust.crossover(range(15))
-    assert (found - p).abs().max() < 5 * 1.2 / math.sqrt(n) / 0.2
-    assert ((found > 0.5) == (p > 0.5)).all()
-    newcomer = trust.crossover([0, 1, 2, 99])
-    assert newcomer[3] == pytest.approx(newcomer[:3].mean().item())
-    trust.forget(99)
-    trust.forget(14)
-    assert trust.crossover(range(14)).shape == (14,)
-
-
-def test_agreement_never_looks_at_the_decision() -> None:
-    n, p = 50_000, [0.2, 0.3, 0.35, 0.5]
-    rule = Agreement(Layout([("x", (n,))]))
-    rule.learn(rule.vote(empty_decision(n, Coin(1)), stacked(sent(p, n)), Coin(1)))
-    found = rule.trust.crossover(range(4))
-    assert found[3] == pytest.approx(0.5, abs=0.02), "a coin-flipper is seen as one"
-    assert (found - torch.tensor(p)).abs().max() < 0.03
-
-
-def test_agreement_of_two_or_of_strangers_says_nothing() -> None:
-    assert agreement_crossover(torch.ones(2, 2)).tolist() == [0.25, 0.25]
-    strangers = torch.full((4, 4), torch.nan)
-    assert agreement_crossover(strangers).tolist() == [0.5] * 4
-    assert AgreementTrust().crossover([3, 4]).tolist() == [0.25, 0.25]
-
-
-def test_agreement_is_oriented_by_the_majority() -> None:
-    a = torch.tensor([0.5, 0.4, 0.3, -0.6, -0.6])
-    found = agreement_crossover(torch.outer(a, a))
-    assert torch.allclose(found, (1 - a.double()) / 2, atol=1e-6)
-    even = torch.tensor([0.5, 0.6, -0.2, -0.3])
-    assert torch.allclose(agreement_crossover(torch.outer(even, even)), (1 - even.double()) / 2, atol=1e-6)
-
-
-def test_agreement_needs_pairs() -> None:
-    with pytest.raises(ConfigError, match="did not count them"):
-        AgreementTrust().learn(against_the_truth(sent([0.1], 10)))
 
 
 def test_bad_settings() -> None:

@@ -16,7 +16,7 @@ from signvote.sim.warmup import warm_up
 from signvote.tasks import Task
 
 COMPILING = 100.0  # seconds that the first call of a kernel takes, on the clock of these tests
-RULES = ["majority", "it-signsgd", "pooled", "robust", "known-batch", "agreement"]
+RULES = ["majority", "it-signsgd", "weighted", "robust"]
 
 
 def small(rule: str, **more: Any) -> Config:
@@ -59,7 +59,7 @@ def test_no_round_pays_for_compilation(
 def test_a_result_is_the_same_without(
     digits: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str
 ) -> None:
-    config = small(rule, zeros="abstain", top=0.1) if rule == "pooled" else small(rule)
+    config = small(rule, zeros="abstain", top=0.1) if rule == "weighted" else small(rule)
     results = [train(config, digits, tmp_path / "with")]
     monkeypatch.setattr(of_run, "warm_up", lambda work: None)
     results.append(train(config, digits, tmp_path / "without"))

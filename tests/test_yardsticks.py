@@ -73,7 +73,7 @@ def test_options_of_the_encoder_go_on_bit_for_bit(
     digits: Task, settings: dict[str, Any], zeros: Zeros
 ) -> None:
     """One by one or together, in one go or stopped half way: the same parameters and the same bytes."""
-    config = small("pooled", attack="flip=0.2:1", zeros=zeros, **settings)
+    config = small("weighted", attack="flip=0.2:1", zeros=zeros, **settings)
     whole = finished(config, digits, together=True)
     machines = [Machine(), Machine(together=True)]
     for first, second in ((machines[0], machines[1]), (machines[1], machines[0])):
@@ -86,5 +86,5 @@ def test_options_of_the_encoder_go_on_bit_for_bit(
         assert torch.equal(rest.gradients.x, whole.gradients.x)
         for name in ("bytes_up", "bytes_down"):
             assert rest.result("done")[name] == whole.result("done")[name]
-    plain = finished(small("pooled", attack="flip=0.2:1", zeros=zeros), digits)
+    plain = finished(small("weighted", attack="flip=0.2:1", zeros=zeros), digits)
     assert not torch.equal(plain.gradients.x, whole.gradients.x)

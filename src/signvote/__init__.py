@@ -1,6 +1,6 @@
 """One model, many unequal machines, one bit per parameter each way.
 
-server = signvote.Server(layout, rule="pooled")
+server = signvote.Server(layout, rule="weighted")
 worker = signvote.Worker(model, worker_id=3, momentum=0.9)
 
 ballot = worker.ballot(round)                # bytes, after loss.backward()

@@ -16,7 +16,7 @@ from signvote.tasks import load_task
 
 COMMON = {"task": "mnist-10k", "model": "mlp", "rounds": 20, "batch_sizes": (4, 16, 64)}
 CONFIGS = [
-    Config(rule="pooled", recipe="tuned", seed=1, **COMMON),  # type: ignore[arg-type]  # coins, momentum, cosine
+    Config(rule="weighted", recipe="tuned", seed=1, **COMMON),  # type: ignore[arg-type]  # coins, momentum, cosine
     Config(rule="it-signsgd", recipe="paper", seed=2, options={"warmup": 5}, **COMMON),  # type: ignore[arg-type]
 ]
 

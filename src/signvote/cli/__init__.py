@@ -32,7 +32,7 @@ TEACHING = """One model, many unequal machines, one bit per parameter each way.
 
 signvote compare: draw the paper's figure from bundled data, in minutes. Start here.
 
-signvote train --rule pooled --mode 4 --attack invert:3: train once, with any workers.
+signvote train --rule weighted --mode 4 --attack invert:3: train once, with any workers.
 
 signvote report runs/compare runs/train: show the results of both on one page.
 

@@ -68,7 +68,7 @@ class Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_settings(task=TASK, rule="pooled")
+@with_settings(task=TASK, rule="weighted")
 class Train(Where):
     """Train once, with any rule, task, workers and attack.
 
@@ -120,10 +120,10 @@ class Compare(Where):
     Writes results.json, .csv and .md, figure.png, figure.svg and report.html into --out. Finished
     runs are skipped. To resume after Ctrl-C, run the same command again.
 
-    signvote compare --task mnist --rules majority pooled robust --modes 1 2 3 4 --seeds 0 1 2
+    signvote compare --task mnist --rules majority weighted robust --modes 1 2 3 4 --seeds 0 1 2
     """
 
-    rules: tuple[str, ...] = ("majority", "it-signsgd", "pooled")
+    rules: tuple[str, ...] = ("majority", "it-signsgd", "weighted")
     """Rules to compare; see train --rule."""
     modes: tuple[int, ...] = (1, 4)
     """Batch modes of the paper."""
@@ -165,7 +165,7 @@ class Study(Where):
     seeds: tuple[int, ...] = ()
     """Seeds to use instead of the file's."""
     only: str | None = None
-    """Only the runs with this text in their name, such as pooled or mode4."""
+    """Only the runs with this text in their name, such as weighted or mode4."""
     jobs: int | None = None
     """Number of runs at a time; default: one per core, on a GPU one."""
 
@@ -195,7 +195,7 @@ class Report:
     A run that is in several folders counts once. If folders have different results of one configuration, the
     report shows both, with the name of the folder. Writes the same files as `compare`.
 
-    signvote report runs/mine runs/theirs --baseline pooled
+    signvote report runs/mine runs/theirs --baseline weighted
     """
 
     folders: Positional[tuple[Path, ...]]

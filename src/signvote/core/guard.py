@@ -1,114 +1,88 @@
-"""The parts of the rule `robust`: a secret sample of coordinates, and trust guarded by pairwise agreement.
+"""The parts of the rule `robust`: where pairs of workers are compared, and what is kept about them.
 
-    Sample          the coordinates on which pairs of workers are compared: all, or a secret few
-    GuardedTrust    pooled counts and pair counts of all workers, and the verdict on them
+    Sample          the coordinates on which pairs are compared: all, or a secret few
+    contested       the votes where they are nearly balanced
+    GuardedTrust    pair counts of all workers, and the strength that each showed in its first rounds
 
 The mathematics of pairs is in `pairs.py`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from signvote.core.bits import check_number, coin_for
-from signvote.core.pairs import PairCounts, Verdict, judge
-from signvote.core.rule import Ranges
-from signvote.core.trust import FEW, CountTrust, Evidence, State
-from signvote.core.vote import Votes
-from signvote.errors import ConfigError
+from signvote.core.pairs import PairCounts, agreement, usual
+from signvote.core.trust import FEW, Evidence, State
+from signvote.core.vote import Votes, everywhere
+from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Planes, backend, upload, words_for
 from signvote.kernels.reference import chances
 
 Key = tuple[int, int, torch.device]  # first coordinate, number of coordinates, device
 
+PROBATION = 20  # rounds in which a worker can show its strength
+FIRST = 5  # rounds after which it is looked at
+VISIBLE = 0.01  # agreement of most workers below which nothing can be compared
+
 
 class Chosen(NamedTuple):
-    """The words of a group that belong to the sample."""
+    """The words of some votes that belong to the sample."""
 
     words: Tensor | slice
     n: int  # coordinates in them
 
-    def planes(self, planes: Planes) -> Planes:
-        """These words of stacked planes."""
-        return planes.map(lambda plane: plane[:, self.words])
-
 
 class Sample:
-    """The words of coordinates on which pairs of workers are compared, for each group.
+    """The words of coordinates on which pairs of workers are compared.
 
     A hash of (secret, number of the word) decides whether a word belongs to the sample, so chunks and
-    shards compare what one server would. A word belongs to the group of its first coordinate.
+    shards compare what one server would.
 
     Args:
-        groups: disjoint ranges in order; a group shorter than a word may have no word.
-        size: expected number of coordinates; a shorter vector is compared as a whole.
+        n: number of coordinates of the model.
+        size: expected number of coordinates in the sample; a shorter vector is compared as a whole.
         secret: below 2^64. A worker that does not know it cannot be honest on the sample only.
 
     """
 
-    def __init__(self, groups: Ranges, size: int, secret: int) -> None:
+    def __init__(self, n: int, size: int, secret: int) -> None:
         check_number("secret", secret)
         if size < WORD:
             raise ConfigError(f"sample is {size}; it must be {WORD} coordinates or more")
         coin = coin_for("coin", secret, 0)
         assert coin is not None
-        self.groups = groups
-        self.share = size / groups[-1][1]
+        self.share = size / n
         self._coin = coin
-        self._cache: dict[Key, list[Chosen]] = {}
+        self._cache: dict[Key, Chosen] = {}
 
-    def pairs(self, votes: Votes) -> tuple[Tensor, Tensor]:
-        """On how many coordinates two workers differ, and on how many both voted: (groups, M, M) each."""
+    def of(self, votes: Votes) -> Votes:
+        """The votes on the sample."""
         if votes.first % WORD:
             raise ConfigError(f"votes begin at coordinate {votes.first}; it must be a multiple of {WORD}")
-        m = len(votes.workers)
-        counts = torch.zeros(
-            (2, len(self.groups), m, m),
-            dtype=torch.int64,
-            device=votes.device,
-        )
-        differ, common = counts
-        kernels = backend(votes.device)
-        for g, chosen in enumerate(self._chosen(votes)):
-            if chosen.n:
-                planes = chosen.planes(votes.planes)
-                seen = kernels.disagreements(planes, chosen.n)
-                differ[g], common[g] = seen
-        return differ, common
-
-    def _chosen(self, votes: Votes) -> list[Chosen]:
-        """The words to compare for each group, from the cache if these coordinates were voted on before."""
         key = (votes.first, votes.n, votes.device)
         if key not in self._cache:
             self._cache[key] = self._choose(*key)
-        return self._cache[key]
+        words, n = self._cache[key]
+        return replace(votes, planes=votes.planes.map(lambda plane: plane[:, words]), n=n)
 
-    def _choose(self, first: int, n: int, device: torch.device) -> list[Chosen]:
-        """The words to compare for each group; the last word of the votes may be padded."""
+    def _choose(self, first: int, n: int, device: torch.device) -> Chosen:
+        """The words to compare; the last word of the votes may be padded."""
         first_word = first // WORD
         count = words_for(n)
-        last_word = count - 1
-        padding = count * WORD - n
         coin = self._coin.after(first_word)
         in_sample = chances(coin, count) < self.share
         words = in_sample.nonzero()[:, 0]
-        coordinates = (first_word + words) * WORD
-        found = []
-        for start, stop in self.groups:
-            inside = (start <= coordinates) & (coordinates < stop)
-            mine = words[inside]
-            size = len(mine) * WORD
-            if (mine == last_word).any():
-                size -= padding
-            index = _index(mine, device)
-            found.append(Chosen(index, size))
-        return found
+        size = len(words) * WORD
+        if in_sample[-1]:
+            size -= count * WORD - n
+        return Chosen(_index(words, device), size)
 
 
 def _index(words: Tensor, device: torch.device) -> Tensor | slice:
@@ -122,81 +96,135 @@ def _index(words: Tensor, device: torch.device) -> Tensor | slice:
     return upload(words, device)
 
 
-class GuardedTrust:
-    """Pair counts, which show whether a worker is believable, and pooled counts, which show how much.
+def contested(votes: Votes) -> Votes:
+    """The votes on coordinates where the plain tally of M workers is at most sqrt(M) in size.
 
-    The verdict is on all known workers, not only on those that vote next. It changes with every round.
+    Two honest workers have nothing in common there, except by chance: what they both know has made the other
+    coordinates clear. Workers that push together do have something in common, whatever they vote elsewhere.
+
+    A tally exceeds T if it is positive after T more votes against it.
+    """
+    planes = votes.planes
+    full = everywhere(votes.n, votes.device)
+    ones = torch.ones(len(votes.workers), dtype=torch.int32, device=votes.device)
+    if votes.present is not None:
+        ones = ones * votes.present
+    margin = ones.new_full((1,), math.isqrt(len(votes.workers)))
+    weights = torch.cat([ones, margin])
+    for_all, against_all = full, torch.zeros_like(full)
+    too_clear = _decided(planes, against_all, weights, votes.n).signs
+    down = _decided(planes, for_all, weights, votes.n)
+    too_clear = too_clear | (down.support & ~down.signs)  # type: ignore[operator]
+    where = full & ~too_clear
+    support = where.expand_as(planes.signs) if planes.support is None else planes.support & where
+    return replace(votes, planes=Planes(planes.signs, support.contiguous()))
+
+
+def _decided(planes: Planes, extra: Tensor, weights: Tensor, n: int) -> Planes:
+    """The decision of these votes and of one extra voter; a tie decides nothing."""
+    full = everywhere(n, extra.device)
+    support = None if planes.support is None else torch.cat([planes.support, full[None]])
+    voters = Planes(torch.cat([planes.signs, extra[None]]), support)
+    out = Planes(torch.zeros_like(extra), torch.zeros_like(extra))
+    if n:
+        backend(extra.device).vote_(out, voters, weights, None, (0, n))
+    return out
+
+
+def pair_counts(votes: Votes) -> tuple[Tensor, Tensor]:
+    """On how many coordinates two workers differ, and on how many both voted: (M, M) each."""
+    if votes.n:
+        return backend(votes.device).disagreements(votes.planes, votes.n)
+    workers = len(votes.workers)
+    nothing = torch.zeros(workers, workers, dtype=torch.int64, device=votes.device)
+    return nothing, nothing
+
+
+class Past(NamedTuple):
+    """What a worker's first rounds showed."""
+
+    rounds: int = 0
+    strength: float = 1.0
+
+
+class GuardedTrust:
+    """What pairs of workers have in common, everywhere and where votes are contested, and each worker's strength.
 
     Args:
-        groups: of the pair counts; the pooled counts are of all coordinates.
-        forgetting: of the pooled counts, per round.
-        memory: forgetting of the pair counts.
+        memory: forgetting of the pair counts, per round.
 
     """
 
-    def __init__(self, groups: int, forgetting: float, memory: float) -> None:
-        self.counts = CountTrust(1, forgetting)
-        self.pairs = PairCounts(groups, memory)
-        self._verdict: Verdict | None = None
-
-    def crossover(self, workers: Sequence[int]) -> Tensor:
-        """The pooled p of these workers, (workers, 1)."""
-        return self.counts.crossover(workers)
-
-    def verdict(self, workers: Sequence[int]) -> Verdict | None:
-        """The verdict on these workers. A new worker is believable and no copy. None: no verdict."""
-        known = self._verdict
-        if known is None:
-            return None
-        index = self.pairs.index
-        new = len(index)  # a row for all new workers
-        rows = [index.get(worker, new) for worker in workers]
-        at = torch.tensor(rows)
-        believable = pad(known.believable, (0, 0, 0, 1), value=True)
-        unit = pad(known.unit, (0, 1))
-        alone = new + torch.arange(len(rows))
-        return Verdict(
-            believable=believable[at],
-            unit=torch.where(at < new, unit[at], alone),
-        )
+    def __init__(self, memory: float) -> None:
+        self.pairs = PairCounts(2, memory)
+        self.pasts: dict[int, Past] = {}
 
     @property
     def workers(self) -> list[int]:
         """The workers about which something is known."""
         return self.pairs.workers
 
+    def agreement(self, workers: Sequence[int]) -> Tensor:
+        """C of these workers, everywhere and where votes are contested: (2, workers, workers)."""
+        return agreement(*self.pairs.among(workers))
+
+    def strength(self, workers: Sequence[int]) -> Tensor:
+        """How much more a worker agreed with the others in its first rounds than most did, at least 1.
+
+        If errors are independent, C_ij = a_i a_j, so this is a_i / a: for noisy gradients it grows with
+        sqrt(B). It falls short of sqrt(B) where a is not small, so a size may be as large as its square.
+        Later agreement counts no more: when training has converged it shows little, and whoever sees the
+        votes of the others can agree with them as much as it likes.
+        """
+        shown = [self.pasts.get(worker, Past()).strength for worker in workers]
+        return torch.tensor(shown, dtype=torch.float64)
+
     def learn(self, evidence: Evidence) -> None:
         """Add the evidence of a whole round."""
-        pooled = replace(
-            evidence,
-            mismatches=evidence.mismatches.sum(1, keepdim=True),
-            cast=evidence.cast.sum(1, keepdim=True),
-        )
-        if len(evidence.workers) >= FEW:
-            self.counts.learn(pooled)
         self.pairs.learn(evidence)
-        self._judge()
+        workers = evidence.workers
+        pasts = [self.pasts.get(worker, Past()) for worker in workers]
+        compared = (
+            self._compared(workers) if any(past.rounds < PROBATION for past in pasts) else [1.0] * len(pasts)
+        )
+        for worker, past, ratio in zip(workers, pasts, compared, strict=True):
+            rounds = past.rounds + 1
+            is_looked_at = FIRST <= rounds <= PROBATION
+            strength = max(past.strength, ratio) if is_looked_at else past.strength
+            self.pasts[worker] = Past(rounds, strength)
+
+    def _compared(self, workers: Sequence[int]) -> list[float]:
+        """The agreement of each worker, relative to that of most workers; 1 where nothing can be compared."""
+        nothing = [1.0] * len(workers)
+        if len(workers) < FEW:
+            return nothing
+        each, most = usual(self.agreement(workers)[0])
+        return (each / most).tolist() if most > VISIBLE else nothing
 
     def forget(self, *workers: int) -> None:
         """Drop everything about these workers."""
-        self.counts.forget(*workers)
         self.pairs.forget(*workers)
-        self._judge()
+        for worker in workers:
+            self.pasts.pop(worker, None)
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
+        pasts = [self.pasts[worker] for worker in self.workers]
         return {
-            "counts": self.counts.state_dict(),
             "pairs": self.pairs.state_dict(),
+            "rounds": [past.rounds for past in pasts],
+            "strengths": [past.strength for past in pasts],
         }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         pairs = PairCounts(self.pairs.groups, self.pairs.forgetting)
         pairs.load_state_dict(state["pairs"])
-        self.counts.load_state_dict(state["counts"])
+        pasts = [
+            Past(rounds, float(shown))
+            for rounds, shown in zip(state["rounds"], state["strengths"], strict=True)
+        ]
+        if any(past.rounds < 0 or not 1 <= past.strength < math.inf for past in pasts):
+            raise StateError("the state has a strength below 1, or a negative number of rounds")
+        self.pasts = dict(zip(pairs.workers, pasts, strict=True))
         self.pairs = pairs
-        self._judge()
-
-    def _judge(self) -> None:
-        self._verdict = judge(*self.pairs.counts)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.core.trust import Evidence, State, Trust
-from signvote.core.vote import ONE, Voters, Votes, fit_tally
+from signvote.core.vote import Voters, Votes, fit_tally
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import Coin, Planes, backend, upload
 
@@ -104,7 +104,7 @@ class WeightedRule(Rule):
 
     """
 
-    equal_below: ClassVar[int] = 0  # with fewer voters every vote counts one, and nothing is learned
+    learns_from: ClassVar[int] = 1  # a round with fewer voters teaches nothing
 
     def __init__(self, layout: Layout, per: Per = "worker") -> None:
         super().__init__(layout)
@@ -120,11 +120,7 @@ class WeightedRule(Rule):
         present = votes.present
         weights = self._weights_of_round(votes)
         if present is not None:
-            weights = upload(weights, votes.device)
-            if self.equal_below:
-                few = present.sum() < self.equal_below
-                weights = torch.where(few, ONE, weights)
-            weights = weights * present[:, None]
+            weights = upload(weights, votes.device) * present[:, None]
         counts = self._decide(out, votes, weights, coin)
         if present is not None:
             counts *= present[:, None]
@@ -138,7 +134,7 @@ class WeightedRule(Rule):
     def learn(self, evidence: Evidence) -> None:
         """See Rule."""
         self._round_weights = None
-        if len(evidence.workers) >= self.equal_below:
+        if len(evidence.workers) >= self.learns_from:
             super().learn(evidence)
 
     def forget(self, *workers: int) -> None:

@@ -1,46 +1,37 @@
 """The named rules. A rule weighs votes and learns from the evidence of each round.
 
-name          weight of a worker                                         state
-majority      1                                                          none
-it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds  2 bytes per worker and coordinate
-pooled        log((1-p)/p), p per worker, or per worker and tensor       O(workers)
-known-batch   sqrt(batch size), capped                                   none
-agreement     log((1-p)/p), p from pairwise agreement                    O(workers^2)
-robust        like pooled, 0 for workers that disagree with the rest     O(workers^2)
+name          weight of a worker                                              state
+majority      1                                                               none
+it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds       2 bytes per worker and coordinate
+weighted      sqrt(declared batch size), less if its record does not bear     O(workers)
+              it out; without declared sizes log((1-p)/p), in steps of two
+robust        sqrt(declared batch size) as far as it was borne out; shared    O(workers^2)
+              by workers that err together, 0 for who contradicts the others
 """
 
 from __future__ import annotations
 
 import inspect
-import math
+import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from signvote.core.guard import GuardedTrust, Sample
+from signvote.core.guard import GuardedTrust, Sample, contested, pair_counts
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
-from signvote.core.pairs import AgreementTrust
+from signvote.core.pairs import hostile, sharing
 from signvote.core.rule import Per, Rule, WeightedRule
 from signvote.core.trust import FEW, CountTrust, Evidence, State
-from signvote.core.vote import (
-    LARGEST,
-    MAX_LLR,
-    ONE,
-    Voters,
-    Votes,
-    capped,
-    checked_cap,
-    checked_llr,
-    fixed_point,
-    llr_weights,
-    roots,
-    scaled,
-)
+from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, roots, scaled
 from signvote.errors import ConfigError
-from signvote.kernels import Coin, Planes, backend
+from signvote.kernels import Coin, Planes
 from signvote.names import check_name
+
+FAR_BELOW = 4.0  # a record that is this many times worse than the declared size promises costs weight
+BORNE_OUT = 2.0  # power of the strength shown that a declared size may reach
+LEVELS = (-4, 6)  # smallest and largest learned weight, as powers of two
 
 
 class Majority(WeightedRule):
@@ -59,126 +50,101 @@ class Majority(WeightedRule):
         return torch.full(shape, ONE, dtype=torch.int32)
 
 
-class Pooled(WeightedRule):
-    """Weighs by log((1-p)/p), where p is the share of a worker's votes that decisions overruled.
-    For unequal workers that do not attack; needs two numbers per worker, or per worker and tensor.
+class Weighted(WeightedRule):
+    """Weighs by sqrt(B) of the declared batch size B, less for a worker whose record does not bear it out.
+    The default. Where a worker declares no size, weights are learned from the record alone, as in the paper.
+
+    The record of a worker is p, the share of its votes that decisions overruled, and l = log((1-p)/p).
+
+        w = sqrt(B) * min(1, 4 r / median r)      r = l / sqrt(B)      all declare a size
+        w = 2^round(log2(l / median l))           0 if l <= 0          otherwise
+
+    Declared sizes are the prior. Evidence takes weight away, and never adds any: nobody becomes a dictator by
+    deciding what it is judged by. Learned weights are powers of two, so that workers that are nearly alike
+    have equal weights: ties between them stay ties. Fewer than three voters teach nothing, because of two
+    neither is ever overruled.
 
     Args:
         layout: of the model.
-        per: "tensor": a p for each tensor instead of one for all.
-        forgetting: of the counts, per round; 1 keeps everything.
-        max_llr: largest weight.
-        cap: largest ratio of two positive weights; 1 gives the same weight to all workers that are
-            overruled in less than half of their votes.
+        sizes: False: ignore declared sizes.
+        per: "tensor": a record for each tensor instead of one for all.
+        forgetting: of the record, per round; 1 keeps everything.
 
     """
 
-    name = "pooled"
-    equal_below = FEW
+    name = "weighted"
+    learns_from = FEW
     trust: CountTrust
 
     def __init__(
         self,
         layout: Layout,
         *,
+        sizes: bool = True,
         per: Per = "worker",
         forgetting: float = 1.0,
-        max_llr: float = MAX_LLR,
-        cap: float = math.inf,
     ) -> None:
         super().__init__(layout, per)
-        self.max_llr = checked_llr(max_llr)
-        self.cap = checked_cap(cap)
+        self.sizes = sizes
         self.trust = CountTrust(len(self.groups), forgetting)
 
     def weights(self, voters: Voters) -> Tensor:
-        """log((1 - p) / p) of the pooled p (paper, eq. 3), scaled and capped; 1 while fewer than three vote."""
-        if len(voters.workers) < self.equal_below:
-            return torch.full((len(voters.workers), len(self.groups)), ONE, dtype=torch.int32)
-        p = self.trust.crossover(voters.workers)
-        learned = llr_weights(p, max_llr=self.max_llr)
-        integers = fixed_point(scaled(learned))
-        return capped(integers, self.cap)
+        """See the class. Fewer than three voters are weighed by their sizes alone, or equally."""
+        prior = roots(voters.batch_sizes) if self.sizes else None
+        size = torch.ones(len(voters.workers)).double() if prior is None else prior
+        weights = size[:, None].expand(-1, len(self.groups))
+        if len(voters.workers) >= FEW:
+            p = self.trust.crossover(voters.workers)
+            record = llr_weights(p)  # (paper, eq. 3)
+            weights = learned(record) if prior is None else vouched(record, weights)
+        return fixed_point(scaled(weights))
 
     def identity(self) -> State:
         """See Rule. Counts per tensor do not fit a rule that counts per worker."""
         return super().identity() | {"groups": len(self.groups)}
 
 
-class KnownBatch(WeightedRule):
-    """Weighs by sqrt(B) of the declared batch size B, the limit of learned weights for noisy gradients.
-    For clusters where every worker declares its true batch size; learns nothing.
+def vouched(record: Tensor, root: Tensor) -> Tensor:
+    """sqrt(B) min(1, 4 r / median r), r = record / sqrt(B): see Weighted. Both are (workers, groups).
 
-    The weight is relative to the smallest batch declared in the round, and at most `cap`. A worker that
-    declares nothing counts as the smallest.
+    >>> record = torch.tensor([[1.0], [1.0], [2.0], [0.1]])
+    >>> vouched(record, torch.tensor([[1.0], [1.0], [2.0], [1.0]]))[:, 0].tolist()
+    [1.0, 1.0, 2.0, 0.4...]
     """
-
-    name = "known-batch"
-
-    def __init__(self, layout: Layout, *, cap: float = 16.0) -> None:
-        super().__init__(layout)
-        self.cap = checked_cap(cap)
-
-    def weights(self, voters: Voters) -> Tensor:
-        """min(sqrt(B / smallest B), cap), scaled so that the cap is the largest integer weight."""
-        ratio = roots(voters.batch_sizes).clamp(max=self.cap)
-        integers = (ratio * (LARGEST / self.cap)).round()
-        return integers.to(torch.int32)[:, None]
+    r = record.clamp_min(0) / root
+    usual = r.median(0, keepdim=True).values
+    lives_up = (FAR_BELOW * r / usual).clamp_max(1)
+    return torch.where(usual > 0, root * lives_up, root)
 
 
-class Agreement(WeightedRule):
-    """Weighs by log((1-p)/p), where p follows from how often a worker agrees with each other worker.
-    Follows workers that turn; copies of a worker deceive it, and a single strong worker is undervalued.
+def learned(record: Tensor) -> Tensor:
+    """2^round(log2(l / median l)), 0 if l <= 0: see Weighted. 1 for all where most are worth nothing.
 
-    Args:
-        layout: of the model.
-        forgetting: of the pair counts, per round; 1 keeps everything.
-        max_llr: largest weight.
-
+    >>> learned(torch.tensor([[1.0], [1.3], [2.9], [-1.0]]))[:, 0].tolist()
+    [1.0, 1.0, 4.0, 0.0]
     """
-
-    name = "agreement"
-    remembers = 1_000
-    equal_below = FEW
-    trust: AgreementTrust
-
-    def __init__(self, layout: Layout, *, forgetting: float = 0.98, max_llr: float = MAX_LLR) -> None:
-        super().__init__(layout)
-        self.max_llr = checked_llr(max_llr)
-        self.trust = AgreementTrust(forgetting)
-
-    def weights(self, voters: Voters) -> Tensor:
-        """log((1 - p) / p) of the p that agreement shows (paper, eq. 3), scaled."""
-        p = self.trust.crossover(voters.workers)
-        learned = llr_weights(p, max_llr=self.max_llr)
-        return fixed_point(scaled(learned[:, None]))
-
-    def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """See Rule. The evidence also counts all pairs of workers."""
-        evidence = super().vote(out, votes, coin)
-        kernels = backend(votes.device)
-        differ, common = kernels.disagreements(votes.planes, votes.n)
-        return replace(evidence, differ=differ, common=common)
+    usual = record.median(0, keepdim=True).values
+    level = torch.log2(record / usual).round().clamp(*LEVELS)
+    weights = torch.where(record > 0, torch.exp2(level), 0.0)
+    return torch.where(usual > 0, weights, 1.0)
 
 
 class Robust(WeightedRule):
-    """Like pooled, but a worker that disagrees with the others gets weight 0, and copies share one vote.
-    For workers that may collude or turn; `cap` bounds the power of those that agree well enough.
+    """Like weighted for workers that may attack: who errs together shares its votes, who contradicts has none.
+    A declared size counts only as far as a worker's first rounds bore it out.
 
-    No weight is negative: otherwise a worker could gain power by voting wrongly for some time and then
-    turning. While pairwise agreement gives no verdict, every vote counts one.
+    Three questions, answered by how often two workers agree, never by decisions, which attackers may make:
+
+        does it contradict the workers that agree with one another?    weight 0; see `hostile`
+        does it err together with others?                              they share their votes; see `sharing`
+        is it as strong as it says?                                    see `GuardedTrust.strength`
 
     Args:
         layout: of the model.
-        per: "tensor": a worker that disagrees in one tensor loses its vote in this tensor only.
-        forgetting: of the pooled counts, per round.
-        memory: forgetting of the pair counts; short, because a worker may turn at any time.
-        cap: largest ratio of two positive weights; L < M / (1 + cap) colluders cannot overturn the others
-            where these agree, if all have positive weights and declare the same batch size.
-        by_size: apply the cap to weight / sqrt(declared batch size), so that a large batch may weigh more.
+        largest: the most that a declared size can buy, in votes of the median worker; 1: sizes do not count.
+        memory: forgetting of what pairs of workers have in common; short, because a worker may turn at any time.
         sample: number of coordinates on which pairs are compared, if there are more.
         secret: chooses them; use a random number that workers do not know.
-        max_llr: largest weight.
 
     """
 
@@ -190,48 +156,40 @@ class Robust(WeightedRule):
         self,
         layout: Layout,
         *,
-        per: Per = "worker",
-        forgetting: float = 0.98,
+        largest: float = 8.0,
         memory: float = 0.9,
-        cap: float = 2.0,
-        by_size: bool = True,
         sample: int = 2**20,
         secret: int = 0,
-        max_llr: float = MAX_LLR,
     ) -> None:
-        super().__init__(layout, per)
-        self.max_llr = checked_llr(max_llr)
-        self.cap = checked_cap(cap)
-        self.by_size = by_size
-        self.sample = Sample(self.groups, sample, secret)
-        self.trust = GuardedTrust(len(self.groups), forgetting, memory)
+        super().__init__(layout)
+        if not largest >= 1:
+            raise ConfigError(f"largest is {largest}; it must be 1 or more votes")
+        self.largest = largest
+        self.sample = Sample(layout.size, sample, secret)
+        self.trust = GuardedTrust(memory)
 
     def weights(self, voters: Voters) -> Tensor:
-        """Pooled weights, guarded, divided among copies, and then capped; 1 where no worker is left."""
-        shape = (len(voters.workers), len(self.groups))
-        plain = torch.full(shape, ONE, dtype=torch.int32)
-        verdict = self.trust.verdict(voters.workers)
-        if verdict is None:
-            return plain
-        p = self.trust.crossover(voters.workers)
-        pooled = llr_weights(p, max_llr=self.max_llr).clamp_min(0)
-        same_unit = verdict.unit == verdict.unit[:, None]
-        sharing = same_unit.sum(1, keepdim=True)
-        shared = pooled * verdict.believable / sharing
-        sizes = roots(voters.batch_sizes) if self.by_size else None
-        within = capped(fixed_point(scaled(shared)), self.cap, sizes)
-        somebody_left = (within > 0).any(0)
-        return torch.where(somebody_left, within, plain)
+        """The size that a worker has shown, divided among those who err together; 0 for who is hostile."""
+        sizes = self._sizes(voters)
+        everywhere, where_contested = self.trust.agreement(voters.workers)
+        shared = sizes / sharing(where_contested, sizes)
+        weights = torch.where(hostile(everywhere), 0.0, shared)
+        return fixed_point(scaled(weights[:, None]))
+
+    def _sizes(self, voters: Voters) -> Tensor:
+        """Relative sqrt(B), at most `largest` and the square of the strength shown; 1 if a size is not declared."""
+        declared = roots(voters.batch_sizes)
+        if declared is None:
+            return torch.ones(len(voters.workers)).double()
+        shown = self.trust.strength(voters.workers) ** BORNE_OUT
+        return declared.minimum(shown).clamp_max(self.largest)
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
-        """See Rule. The evidence also counts pairs of workers, on the sample."""
-        differ, common = self.sample.pairs(votes)
+        """See Rule. The evidence also counts pairs of workers on the sample: everywhere, and where it is contested."""
         evidence = super().vote(out, votes, coin)
-        return replace(evidence, differ=differ, common=common)
-
-    def identity(self) -> State:
-        """See Pooled."""
-        return super().identity() | {"groups": len(self.groups)}
+        sampled = self.sample.of(votes)
+        differ, common = zip(pair_counts(sampled), pair_counts(contested(sampled)), strict=True)
+        return replace(evidence, differ=torch.stack(differ), common=torch.stack(common))
 
 
 RULES: dict[str, type[Rule]] = {
@@ -239,12 +197,24 @@ RULES: dict[str, type[Rule]] = {
     for rule in (
         Majority,
         ItSignSGD,
-        Pooled,
-        KnownBatch,
-        Agreement,
+        Weighted,
         Robust,
     )
 }
+FORMER = {"pooled": "weighted", "known-batch": "weighted", "agreement": "robust"}  # names before 0.2
+
+
+def current(name: str) -> str:
+    """The name of a rule today; a former name is answered with a warning.
+
+    >>> current("robust")
+    'robust'
+    """
+    if name not in FORMER:
+        return name
+    today = FORMER[name]
+    warnings.warn(f"the rule {name!r} is now {today!r}; docs/rules.md says why", FutureWarning, stacklevel=3)
+    return today
 
 
 def summary(name: str) -> list[str]:
@@ -260,9 +230,10 @@ def summary(name: str) -> list[str]:
 def make_rule(name: str, layout: Layout, **options: object) -> Rule:
     """A fresh rule by name; options are the keyword arguments of its class.
 
-    >>> make_rule("pooled", Layout([("w", (4,))]), forgetting=0.98).name
-    'pooled'
+    >>> make_rule("weighted", Layout([("w", (4,))]), forgetting=0.98).name
+    'weighted'
     """
+    name = current(name)
     check_name("rule", name, RULES)
     rule = RULES[name]
     known = list(inspect.signature(rule).parameters)[1:]

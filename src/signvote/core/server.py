@@ -94,7 +94,7 @@ class Server:
     def __init__(
         self,
         layout: Layout,
-        rule: str | Rule = "pooled",
+        rule: str | Rule = "weighted",
         *,
         run: int = 0,
         zeros: Zeros = "coin",

@@ -3,7 +3,7 @@
     llr_weights    crossover probability -> weight
     scaled         use the whole range of the integers
     fixed_point    real weights -> integers, so that a tally is exact
-    capped         bound the ratio of two positive weights
+    roots          declared batch sizes -> the weights they promise
     Voters         the workers of a vote, and the batch sizes they declare
     Votes          the same, and their stacked ballots
 
@@ -12,7 +12,6 @@ The kernels compute the tally and its sign: see `signvote.kernels.reference.vote
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +71,8 @@ def scaled(weights: Tensor) -> Tensor:
     Doubling all weights does not change a vote, but it reduces the rounding error. Workers with p near
     1/2 have weights near 0, and without scaling several of them would round to the same integer.
     """
+    if not len(weights):
+        return weights
     largest = weights.double().abs().amax(0, keepdim=True)
     room = MAX_LLR / largest.clamp_min(1e-12)
     doublings = torch.floor(torch.log2(room))
@@ -89,63 +90,18 @@ def fit_tally(weights: Tensor) -> Tensor:
     return torch.div(weights, 2**halvings, rounding_mode="trunc").int()
 
 
-def capped(weights: Tensor, cap: float, sizes: Tensor | None = None) -> Tensor:
-    """Raise positive integer weights until no two differ by more than a factor of `cap`.
+def roots(batch_sizes: Sequence[int]) -> Tensor | None:
+    """sqrt(B) of each worker, relative to the median; None unless every worker declares a size.
 
-    L of M workers then cannot overturn a decision on which all others agree, if the others have
-    positive weights and L < M / (1 + cap), because (M - L) / cap > L. Small weights are raised instead
-    of lowering large ones: otherwise one worker with a tiny weight would set the limit for everybody.
-
-    Args:
-        weights: (workers, groups) integers. A weight of 0 stays 0, a negative one stays negative.
-        cap: largest ratio of two positive weights of a group; infinity changes nothing.
-        sizes: (workers,). If given, the cap applies to weight / size.
-
-    >>> capped(torch.tensor([[9], [1], [0]]), 3).tolist()
-    [[9], [3], [0]]
-    >>> capped(torch.tensor([[9], [1], [0]]), 3, torch.tensor([3.0, 1.0, 1.0])).tolist()
-    [[9], [1], [0]]
-
+    >>> roots([4, 16, 64]).tolist()
+    [0.5, 1.0, 2.0]
+    >>> roots([4, 0, 16]) is None
+    True
     """
-    if math.isinf(cap):
-        return weights
-    if sizes is None:
-        sizes = torch.ones(len(weights))
-    size = sizes.double()[:, None]
-    raised = _raised(weights.double(), size, cap)
-    highest = raised.abs().amax(0, keepdim=True)
-    fitting = (LARGEST / highest).clamp_max(1)
-    rounded = torch.trunc(raised * fitting)
-    positive = torch.where(weights > 0, rounded.clamp_min(1), rounded)
-    exact = torch.ceil(_raised(positive, size, cap))  # rounding may have left the cap again
-    return exact.to(weights.dtype)
-
-
-def _raised(weights: Tensor, size: Tensor, cap: float) -> Tensor:
-    """Positive weights, raised to the largest weight / size of their group, times size / cap."""
-    largest = (weights / size).amax(0, keepdim=True)
-    floor = largest * size / cap
-    return torch.where(weights > 0, weights.maximum(floor), weights)
-
-
-def checked_cap(cap: float) -> float:
-    """Return cap; raise unless it is a ratio of 1 or more."""
-    if not cap >= 1:
-        raise ConfigError(f"cap is {cap}; it must be 1 or more, the largest ratio of two weights")
-    return cap
-
-
-def roots(batch_sizes: Sequence[int]) -> Tensor:
-    """sqrt(B / smallest B declared) of each worker; a worker that declares nothing counts as the smallest.
-
-    >>> roots([4, 0, 16]).tolist()
-    [1.0, 1.0, 2.0]
-    """
-    declared = [size for size in batch_sizes if size]
-    smallest = min(declared, default=1)
-    sizes = [size or smallest for size in batch_sizes]
-    ratios = torch.tensor(sizes, dtype=torch.float64) / smallest
-    return torch.sqrt(ratios)
+    if not batch_sizes or not all(batch_sizes):
+        return None
+    sizes = torch.tensor(batch_sizes, dtype=torch.float64)
+    return torch.sqrt(sizes / sizes.median())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

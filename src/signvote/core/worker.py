@@ -43,7 +43,7 @@ class Worker:
         momentum: beta of an exponential average of the gradients whose signs are sent; 0 is the paper.
         zeros: what a zero gradient sends; the server's setting.
         run: the run's number; the server's setting.
-        batch_size: declared to the server, for the rule `known-batch`; 0: not declared.
+        batch_size: declared to the server, which weighs votes by it; 0: not declared.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
         decay: weight decay; every worker has the parameters, so it needs no vote.

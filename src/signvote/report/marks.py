@@ -21,7 +21,7 @@ DASHES: tuple[Dashes, ...] = (
     (2.0, 2.0),
     (3.0, 1.0, 1.0, 1.0, 1.0, 1.0),
 )
-FIRST = ("pooled", "it-signsgd", "majority", "robust")  # these rules use the first dashes, in this order
+FIRST = ("weighted", "it-signsgd", "majority", "robust")  # these rules use the first dashes, in this order
 # Used if every curve has its own color: plain voting is dashed as in the paper, the references are dotted.
 BY_CURVE: dict[str, Dashes] = {
     "majority": (4.0, 2.0),

@@ -22,10 +22,12 @@ ALIKE = 1.5  # a ratio of weights too small to mention
 MOST_ROWS = 24  # workers shown; of more, those with the largest and the smallest shares
 MOST_COLUMNS = 60  # rounds shown; of more, every second, third ...
 WHY = {
+    "weighted": "the weight is the root of the declared batch size, less for a worker that is overruled too often."
+    " Without declared sizes, p is the fraction of a worker's votes that differ from the decision.",
     "pooled": "p is the fraction of a worker's votes that differ from the decision.",
     "it-signsgd": "p is estimated for each coordinate separately. The page shows the mean over the coordinates.",
     "agreement": "p is estimated from how often workers agree with each other, not with the decision.",
-    "robust": "p is estimated as in pooled, but workers that disagree with the rest get weight 0.",
+    "robust": "workers that push together share their votes, and workers that contradict the others have none.",
     "known-batch": "the weight is proportional to the square root of the declared batch size. Nothing is learned.",
 }
 

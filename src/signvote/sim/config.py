@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from signvote.core.bits import check_zeros
-from signvote.core.rules import RULES
+from signvote.core.rules import RULES, current
 from signvote.errors import ConfigError
 from signvote.names import check_name
 from signvote.settings import RECIPES, SETTINGS, Schedule, Settings, recipe_of
@@ -25,6 +25,7 @@ class Config(Settings):
     """
 
     def __post_init__(self) -> None:
+        self._fill("rule", current(self.rule))
         check_name("rule", self.rule, (*RULES, *YARDSTICKS))
         check_name("recipe", self.recipe, RECIPES)
         recipe = recipe_of({"recipe": self.recipe, "rule": self.rule})

@@ -74,7 +74,7 @@ def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) ->
     for name, value in settings.items():
         check_name("setting", name, KNOWN)
         _check_value(name, value)
-    for name, example in (("task", "'mnist'"), ("rules", "['majority', 'pooled']")):
+    for name, example in (("task", "'mnist'"), ("rules", "['majority', 'weighted']")):
         if name not in settings:
             raise ConfigError(f"{name} is missing; give one, such as {name} = {example}")
     rules = settings.pop("rules")

@@ -3,7 +3,7 @@
 from signvote.engines.ddp import VoteState, vote_hook
 
 ddp = DistributedDataParallel(model)
-state = VoteState(ddp, rule="pooled", momentum=0.9)
+state = VoteState(ddp, rule="weighted", momentum=0.9)
 ddp.register_comm_hook(state, vote_hook)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-3)
 """

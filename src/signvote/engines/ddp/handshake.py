@@ -99,7 +99,8 @@ def described(value: object, depth: int = 12) -> str:
 
     >>> from signvote.core.rules import make_rule
     >>> layout = Layout([("w", (4,))])
-    >>> described(make_rule("pooled", layout, cap=2.0)) == described(make_rule("pooled", layout, cap=3.0))
+    >>> one, other = (make_rule("weighted", layout, forgetting=f) for f in (0.9, 0.8))
+    >>> described(one) == described(other)
     False
     """
     if value is None or isinstance(value, str | int | float):

@@ -88,7 +88,7 @@ class VoteState:
     def __init__(
         self,
         model: nn.Module,
-        rule: str | Rule = "pooled",
+        rule: str | Rule = "weighted",
         *,
         momentum: float = 0.9,
         zeros: Zeros = "coin",

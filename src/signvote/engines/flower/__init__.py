@@ -1,6 +1,6 @@
 """Flower: votes between a ServerApp and its ClientApps.
 
-    strategy = SignVote(Layout.of(model), rule="pooled", step=1e-3)      # in the ServerApp
+    strategy = SignVote(Layout.of(model), rule="weighted", step=1e-3)      # in the ServerApp
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
 
     return vote(message, context, model, loss, batch_size=64)            # in the ClientApp's train

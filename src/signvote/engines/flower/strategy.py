@@ -85,7 +85,7 @@ class SignVote(Strategy):
     def __init__(
         self,
         layout: Layout,
-        rule: str | Rule = "pooled",
+        rule: str | Rule = "weighted",
         *,
         step: Step = 1e-3,
         local_steps: int = 1,
