@@ -43,7 +43,7 @@ def train(message: Message, context: Context) -> Message:
         batch = own[torch.randint(len(own), (BATCH_SIZES[node],))]  # (B,); `vote` has seeded torch
         return task.loss(model(task.prepare(task.train.inputs[batch])), task.train.labels[batch])
 
-    return vote(message, context, model, loss, batch_size=BATCH_SIZES[node])
+    return vote(message, context, model, loss)  # the batch that passes through the model tells the size
 
 
 @server.main()

@@ -135,10 +135,11 @@ def checksum(model: nn.Module) -> int:
     return zlib.crc32(torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy().data)
 
 
-def make_state(model: nn.Module, config: Config, rank: int, **more: Any) -> VoteState:
+def make_state(model: nn.Module, config: Config, **more: Any) -> VoteState:
+    """As the simulator's settings are; ranks declare batch sizes by themselves."""
     settings: dict[str, Any] = {"momentum": config.momentum, "zeros": config.zeros, "run": config.seed}
-    settings |= {"top": config.top, "feedback": config.feedback, "batch_size": config.batch_sizes[rank]}
-    settings |= {"chunk": 1280, **config.options, **more}
+    settings |= {"top": config.top, "feedback": config.feedback, "chunk": 1280}
+    settings |= {**config.options, **more}
     return VoteState(model, config.rule, **settings)
 
 
@@ -153,7 +154,7 @@ class Trainer:
         self.net: nn.Module = self.model
         if over_ddp:
             self.net = DistributedDataParallel(self.model, bucket_cap_mb=1e-5)
-        self.state = make_state(self.net, config, rank, **more)
+        self.state = make_state(self.net, config, **more)
         if isinstance(self.net, DistributedDataParallel):
             self.net.register_comm_hook(self.state, vote_hook)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)

@@ -343,6 +343,20 @@ def test_a_resumed_worker_sends_what_the_uninterrupted_one_would(tmp_path) -> No
         Worker(tensors((99,)), 3).load_state_dict(worker.state_dict())
 
 
+def test_a_batch_size_may_change_from_round_to_round() -> None:
+    named = tensors((9,))
+    give_gradients(named)
+    worker = Worker(named, 0, batch_size=8)
+    sizes = []
+    for t, size in enumerate((8, 3, 0), start=1):
+        worker.batch_size = size
+        assert worker.batch_size == size
+        sizes.append(parse(worker.ballot(t), layout=worker.layout, run=0).batch_size)
+    assert sizes == [8, 3, 0]
+    with pytest.raises(ConfigError, match=r"batch_size is -1; it must lie in 0..2\^32-1"):
+        worker.batch_size = -1
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
         chosen = torch.randint(len(task.train), (size,))
         return task.loss(model(task.prepare(task.train.inputs[chosen])), task.train.labels[chosen])
 
-    reply = vote(message, context, model, loss, batch_size=size)
+    reply = vote(message, context, model, loss)
     order = message.content.config_records["signvote"]
     faults = dict(pair.split(":") for pair in str(context.node_config.get("faults", "")).split())
     misbehave(faults.get(str(order["round"]), ""), reply, model, int(order["worker"]), int(order["round"]))  # type: ignore[arg-type]

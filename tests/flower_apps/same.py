@@ -39,7 +39,7 @@ def train(message: Message, context: Context) -> Message:
         batch = sampler.batch(worker, step)
         return TASK.loss(model(TASK.prepare(TASK.train.inputs[batch])), TASK.train.labels[batch])
 
-    return vote(message, context, model, loss, batch_size=config.batch_sizes[worker])
+    return vote(message, context, model, loss)
 
 
 @server.main()

@@ -156,6 +156,12 @@ def _unsent(signal: Tensor, sent: Tensor) -> Tensor:
     return signal - scale.to(signal.dtype) * sent
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Raise unless the batch size fits the header's 32 bits."""
+    if not 0 <= batch_size < 2**32:
+        raise ConfigError(f"batch_size is {batch_size}; it must lie in 0..2^32-1")
+
+
 class Encoder:
     """The signs and ballots of one worker.
 
@@ -175,8 +181,7 @@ class Encoder:
         check_number("run", run)
         if not 0 <= worker_id < 2**64 - 1:
             raise ConfigError(f"worker_id is {worker_id}; it must lie in 0..2^64-2")
-        if not 0 <= batch_size < 2**32:
-            raise ConfigError(f"batch_size is {batch_size}; it must lie in 0..2^32-1")
+        check_batch_size(batch_size)
         self.layout = layout
         self.worker_id = worker_id
         self.encoding = encoding or Encoding()

@@ -80,7 +80,7 @@ class Sample:
         in_sample = chances(coin, count) < self.share
         words = in_sample.nonzero()[:, 0]
         size = len(words) * WORD
-        if in_sample[-1]:
+        if count and in_sample[-1]:
             size -= count * WORD - n
         return Chosen(_index(words, device), size)
 

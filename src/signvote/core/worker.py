@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from signvote.core.ballot import REASONS, Ballot, parse
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoder, Encoding, Memory
+from signvote.core.encoder import Encoder, Encoding, Memory, check_batch_size
 from signvote.core.layout import Layout, trainable
 from signvote.core.trust import State
 from signvote.errors import BallotError, ConfigError, LayoutError, StateError
@@ -43,7 +43,8 @@ class Worker:
         momentum: beta of an exponential average of the gradients whose signs are sent; 0 is the paper.
         zeros: what a zero gradient sends; the server's setting.
         run: the run's number; the server's setting.
-        batch_size: declared to the server, which weighs votes by it; 0: not declared.
+        batch_size: declared to the server, which weighs votes by it; 0: not declared. Set `worker.batch_size` before
+            `ballot` if it changes.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
         decay: weight decay; every worker has the parameters, so it needs no vote.
@@ -89,6 +90,16 @@ class Worker:
     def worker_id(self) -> int:
         """This worker's number."""
         return self.encoder.worker_id
+
+    @property
+    def batch_size(self) -> int:
+        """The batch size that the next ballot declares; 0: not declared."""
+        return self.encoder.batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        check_batch_size(batch_size)
+        self.encoder.batch_size = batch_size
 
     @property
     def abstained(self) -> str:

@@ -26,9 +26,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.ballot import NON_FINITE, REASONS
 from signvote.core.bits import Zeros, coin_for
-from signvote.core.encoder import Encoded, Encoding, Memory, encode
+from signvote.core.encoder import Encoded, Encoding, Memory, check_batch_size, encode
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
+from signvote.core.samples import SampleCount
 from signvote.core.server import RoundReport, Server, vote_in_chunks
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Votes, empty_decision
@@ -71,7 +72,8 @@ class VoteState:
             votes then travel after all gradients are computed.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
         run: the run's number, the same on all ranks.
-        batch_size: this rank's batch size, for rules that use it. Set it whenever it changes.
+        batch_size: samples of this rank in a round, for rules that use it; 0: not declared. None: the balancer's, or
+            else the first dimension of the batches that pass through the model, evaluation aside.
         worker_id: the key of this rank's trust; None: the rank. Give it if ranks may change machines.
         balancer: sets batch sizes from the time that each rank took.
         scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
@@ -95,7 +97,7 @@ class VoteState:
         top: float | None = None,
         feedback: bool = False,
         run: int = 0,
-        batch_size: int = 0,
+        batch_size: int | None = None,
         worker_id: int | None = None,
         balancer: Balancer | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -108,6 +110,8 @@ class VoteState:
         **options: Any,
     ) -> None:
         check_model(model)
+        if batch_size is not None:
+            check_batch_size(batch_size)
         if check_every < 0:
             raise ConfigError(f"check_every is {check_every}; it must be 0 or more rounds")
         if encoding is None:
@@ -146,6 +150,8 @@ class VoteState:
         self.handshake = Handshake(worker, settings)
         self.check_every = check_every
         self.batch_size = batch_size
+        self.batch_sizes: tuple[int, ...] = ()  # that the ranks declared in the last round; 0: not declared
+        self.samples = SampleCount(module)  # since the last vote
         self.balancer = balancer
         self.scaler = scaler
         self.stopwatch = Stopwatch()
@@ -228,7 +234,7 @@ class VoteState:
         statuses = self._exchange_status(finite, self.stopwatch.worked(since))
         voters = [rank for rank in self.handshake.by_worker if statuses[rank].finite]
         if len(voters) >= self.server.min_voters:
-            decision, evidence = self._vote(voters, statuses)
+            decision, evidence = self._vote(voters)
         else:  # nothing moves, as all ranks know
             decision = empty_decision(self.layout.size, None, self.gradients.vector.device)
             evidence = NOTHING
@@ -243,11 +249,11 @@ class VoteState:
         self._begin()
         return decision
 
-    def _vote(self, voters: list[int], statuses: list[Status]) -> tuple[Planes, Evidence]:
+    def _vote(self, voters: list[int]) -> tuple[Planes, Evidence]:
         """Decide this rank's pieces; share the decisions and the evidence of all ranks."""
         mine = vote_in_chunks(
             self.server.rule,
-            self._pieces(voters, statuses),
+            self._pieces(voters),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
         packing = self.packings.of(mine)
@@ -274,29 +280,36 @@ class VoteState:
     def _begin(self) -> None:
         """Prepare for the next round's gradients."""
         self._encoded = []
+        self.samples.total = 0
         self.gradients.begin()
         self.exchange.begin()
         self.stopwatch.begin()
 
     def _exchange_status(self, finite: bool, worked: float) -> list[Status]:
         """The status of every rank, by rank."""
-        if self.balancer is not None:
-            sizes = self.balancer.sizes_after(self.round)
-            self.batch_size = sizes[self.group.rank]
         is_checked = self.check_every and (self.round + 1) % self.check_every == 0
         mine = Status(
             round=self.round + 1,
             finite=finite,
-            batch_size=self.batch_size,
+            batch_size=self._declared(),
             nanoseconds=int(1e9 * worked),
             digest=drift.digest(self.parameters.values()) if is_checked else 0,
         )
         statuses = gathered(mine, self.exchange)
+        self.batch_sizes = tuple(status.batch_size for status in statuses)
         digests = [status.digest for status in statuses]
         if len(set(digests)) > 1:
             self._begin()  # the step may be repeated
             drift.check(digests, self.group.ranks, f"round {self.round + 1}")
         return statuses
+
+    def _declared(self) -> int:
+        """The batch size of this rank in this round."""
+        counted = self.samples.total
+        if self.balancer is not None:
+            planned = self.balancer.sizes_after(self.round)
+            counted = planned[self.group.rank]
+        return counted if self.batch_size is None else self.batch_size
 
     def digests(self) -> list[int]:
         """A digest of the parameters of every rank. Every rank calls this."""
@@ -304,10 +317,10 @@ class VoteState:
         by_rank: list[int] = self.group.all_gather(mine)[:, 0].tolist()
         return by_rank
 
-    def _pieces(self, voters: list[int], statuses: list[Status]) -> Iterator[tuple[Planes, Votes]]:
+    def _pieces(self, voters: list[int]) -> Iterator[tuple[Planes, Votes]]:
         """This rank's piece of each chunk: the buffer for its decision, and the votes on it."""
         workers = tuple(self.handshake.ids[rank] for rank in voters)
-        sizes = tuple(statuses[rank].batch_size for rank in voters)
+        sizes = tuple(self.batch_sizes[rank] for rank in voters)
         shares = self.exchange.shares
         for number in range(shares.chunks):
             first, n = shares.piece(number, self.group.rank)

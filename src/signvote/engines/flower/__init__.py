@@ -3,7 +3,7 @@
     strategy = SignVote(Layout.of(model), rule="weighted", step=1e-3)      # in the ServerApp
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=100)
 
-    return vote(message, context, model, loss, batch_size=64)            # in the ClientApp's train
+    return vote(message, context, model, loss)                           # in the ClientApp's train
 
 `docs/flower.md` has the whole; `signvote flower-app DIR` writes an app to start from.
 """

@@ -7,7 +7,9 @@ sends only its ballot.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import fields
 from hashlib import blake2b
 from typing import Any
@@ -17,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor, nn
 
 from signvote.core.encoder import Encoding
+from signvote.core.samples import SampleCount
 from signvote.core.worker import Worker
 from signvote.engines.flower.records import (
     BALLOT,
@@ -47,7 +50,7 @@ def vote(
     model: nn.Module,
     loss: Callable[[int], Tensor],
     *,
-    batch_size: int = 0,
+    batch_size: int | None = None,
 ) -> Message:
     """One round of one node: bring the model up to date, compute gradients, answer with a ballot.
 
@@ -59,22 +62,25 @@ def vote(
         context: the node's context; its state is written.
         model: a new model of the right shape; its values come from the server.
         loss: the mean loss over the batch of a step; steps count from 0, over all rounds.
-        batch_size: declared to the server, for the rules that use it; 0: not declared.
+        batch_size: samples of a step, declared to the server for the rules that use it; 0: not declared. None: the
+            first dimension of the batches that pass through the model, evaluation aside.
 
     """
     instruction = _instruction(message)
-    worker = _worker(instruction, model, batch_size)
+    worker = _worker(instruction, model, batch_size or 0)
     if not _catch_up(message, context, worker, model):
         return _answer(message, RecordDict(), NOTHING)
     round = instruction["round"]
     local_steps = instruction["local_steps"]
     steps = range((round - 1) * local_steps, round * local_steps)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), closing(SampleCount(model)) as samples:
         torch.manual_seed(_seed(instruction))
         model.train()
         mean_loss = _descend(worker.parameters, loss, steps, instruction["local_rate"])
+    examples = samples.total if batch_size is None else batch_size * local_steps
+    worker.batch_size = math.ceil(examples / local_steps)  # of a step, as one that is given
     ballot = to_array(worker.ballot(round))
-    metrics = {"loss": mean_loss, "num-examples": batch_size * local_steps}
+    metrics = {"loss": mean_loss, "num-examples": examples}
     content = RecordDict()
     content[BALLOT] = ArrayRecord({BALLOT: ballot})
     content[METRICS] = MetricRecord(metrics)
