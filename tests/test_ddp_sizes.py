@@ -48,7 +48,7 @@ class Script:
     def __init__(self, over_ddp: bool, **settings: Any) -> None:
         self.model = Net()
         self.net: nn.Module = DistributedDataParallel(self.model) if over_ddp else self.model
-        self.state = VoteState(self.net, "known-batch", **settings)
+        self.state = VoteState(self.net, "weighted", **settings)
         self.register()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=2**-8)
 
@@ -197,7 +197,7 @@ def test_a_rank_whose_batch_cannot_be_found_declares_nothing(answers: list[dict[
 
 def test_declared_by_themselves_as_simulated(tmp_path: Path) -> None:
     """The rule that weighs by sizes decides as in the simulator, which knows them."""
-    case = config("known-batch", 3, 12)
+    case = config("weighted", 3, 12)
     wanted = simulated(case)
     ways = [(case, {"batch_size": None, "over_ddp": over_ddp}) for over_ddp in (True, False)]
     for sums in together(3, trained, ways, folder=tmp_path):

@@ -74,7 +74,7 @@ def run(client: Client, rounds: int = 2, **settings: Any) -> tuple[Listening, di
     torch.manual_seed(0)
     model = Net()
     grid = Listening(client)
-    strategy = SignVote(Layout.of(model), "known-batch", **settings)
+    strategy = SignVote(Layout.of(model), "weighted", **settings)
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=rounds)
     return grid, strategy.model
 
