@@ -114,7 +114,11 @@ def test_below_the_quorum_no_optimizer_moves_a_parameter(
 ) -> None:
     """Not by weight decay, nor by the optimizer's own momentum. The next round continues."""
     model = made()
-    net = DistributedDataParallel(model, gradient_as_bucket_view=views, bucket_cap_mb=1e-5) if over_ddp else model
+    net = (
+        DistributedDataParallel(model, gradient_as_bucket_view=views, bucket_cap_mb=1e-5)
+        if over_ddp
+        else model
+    )
     scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0) if amp else None
     state = VoteState(net, "pooled", batch_size=8, scaler=scaler)
     if isinstance(net, DistributedDataParallel):

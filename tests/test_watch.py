@@ -38,7 +38,9 @@ def ballot(worker: int, round: int, signs: torch.Tensor, size: int = 0) -> bytes
     return Ballot.cast(LAYOUT, planes, worker=worker, round=round, run=0, batch_size=size).to_bytes()
 
 
-def decide(server: Server, round: int, signs: torch.Tensor, sizes: tuple[int, ...] | None = None) -> list[str]:
+def decide(
+    server: Server, round: int, signs: torch.Tensor, sizes: tuple[int, ...] | None = None
+) -> list[str]:
     """Decide a round by these rows; what was noticed."""
     declared = sizes or (4,) * len(signs)
     sent = {m: ballot(m, round, row, declared[m]) for m, row in enumerate(signs)}
@@ -58,12 +60,11 @@ def noisy(round: int, workers: int = 15, wrong: float = 0.3) -> torch.Tensor:
 def rounds_of(draw: st.DrawFn) -> list[Round]:
     def drawn() -> Round:
         workers = tuple(sorted(draw(st.sets(st.integers(0, 3), min_size=1))))
-        of_each = lambda values: tuple(draw(values) for _ in workers)  # noqa: E731
-        cast = of_each(st.sampled_from([0, 10, 10]))
+        sizes = tuple(draw(st.sampled_from([4, 4, 0])) for _ in workers)
+        weights = tuple(draw(st.sampled_from([1, 4])) for _ in workers)
+        cast = tuple(draw(st.sampled_from([0, 10, 10])) for _ in workers)
         overruled = tuple(min(all_, draw(st.sampled_from([0, 0, 4, 5, 9]))) for all_ in cast)
-        return Round(
-            workers, of_each(st.sampled_from([4, 4, 0])), of_each(st.sampled_from([1, 4])), overruled, cast
-        )
+        return Round(workers, sizes, weights, overruled, cast)
 
     return [drawn() for _ in range(draw(st.integers(0, 25)))]
 

@@ -152,7 +152,9 @@ class Watch:
             for worker, (rounds, overruled, cast) in zip(workers, state["counts"], strict=True)
         }
         told = {(what, worker) for what, worker in state["told"]}
-        if not all(0 <= overruled <= cast and 0 <= rounds < LONG for rounds, overruled, cast in counts.values()):
+        if not all(
+            0 <= overruled <= cast and 0 <= rounds < LONG for rounds, overruled, cast in counts.values()
+        ):
             raise StateError("the state's counts of overruled votes are impossible")
         self.notices = list(state["notices"])
         self.undecided = state["undecided"]

@@ -71,8 +71,8 @@ class VoteState:
         run: the run's number, the same on all ranks.
         batch_size: this rank's batch size, for rules that use it. Set it whenever it changes.
         worker_id: the key of this rank's trust; None: the rank. Give it if ranks may change machines.
-        min_voters: a round with fewer voters decides nothing. No parameter moves then, by weight decay neither: without a
-            scaler gradients become None, which an optimizer skips; with one they become infinite, and it skips the step.
+        min_voters: a round with fewer voters decides nothing, and no parameter moves, not even by weight decay:
+            gradients become None, which an optimizer skips, or infinite, with which AMP's scaler skips the step.
         balancer: sets batch sizes from the time that each rank took.
         scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
         overlap: chunks travel while the rest of the gradients is computed; False: the same, one after the other.

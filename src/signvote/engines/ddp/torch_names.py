@@ -28,7 +28,7 @@ def store_of(group: dist.ProcessGroup) -> Store:
 
 
 def after_backward(act: Callable[[], None]) -> None:
-    """Call a function at the end of this backward pass, after DDP has written the gradients. A hook of DDP calls this."""
+    """For a hook of DDP: call a function when the backward pass ends, after DDP has written the gradients."""
     engine = torch.autograd.Variable._execution_engine
 
     def later() -> None:

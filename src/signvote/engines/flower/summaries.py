@@ -1,4 +1,4 @@
-"""Means of the metrics and medians of the buffers that nodes report, by round. A node may send anything: the rest is left out."""
+"""Means of the metrics and medians of the buffers that nodes report. A node may send anything: the rest is left out."""
 
 from __future__ import annotations
 
