@@ -16,7 +16,7 @@ from signvote.core import watch as watching
 from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import pack_signs
 from signvote.core.trust import Evidence
-from signvote.core.vote import Voters, Votes
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.core.watch import LONG, MOST, Watch
 
 LAYOUT = Layout([("w", (64,)), ("b", (8,))])
@@ -269,9 +269,24 @@ def test_votes_on_a_device_are_noticed_like_ballots(rule: str) -> None:
         here.decide(t, {m: message for m, message in sent.items() if m < 3})
         present = torch.tensor([True, True, True, False])
         there.decide_planes(t, replace(Votes.stack(parsed, 0, N), present=present))
+        assert t > 1 or not there.watch.notices  # nobody waits for the device: evidence comes later
     there.settle()
     assert here.watch.notices == there.watch.notices
     assert here.watch.notices[0] == "round 1: worker 2 declared no batch size, but 2 others did"
+
+
+def test_a_round_that_was_weighed_elsewhere_says_nothing_of_weights() -> None:
+    server = Server(LAYOUT, "known-batch")
+    counts = torch.ones(3, 1, dtype=torch.int64)
+    for t in range(1, 60):
+        evidence = Evidence(workers=(0, 1, 9), mismatches=counts, cast=3 * counts)
+        if t % 2:
+            votes = [parse(ballot(m, t, noisy(t, 2)[m]), layout=LAYOUT, run=0) for m in range(2)]
+            stacked = Votes.stack(votes, 0, N)
+            server.rule.vote(empty_decision(N, None), stacked, None)
+        assert server.rule.shares((0, 1, 9)) is None
+        server.learn(t, evidence, batch_sizes={0: 100, 1: 1, 9: 1})
+        assert server.report.notices == ()
 
 
 # ---- states --------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Rule(ABC):
     def shares(self, workers: Sequence[int]) -> Tensor | None:
         """The share of each voter in all weight of the round that `learn` is about to close, (workers,) float64.
 
-        None: the rule has no weight per worker.
+        None: the rule has no weight per worker, or has not weighed these workers in this round.
         """
         return None
 
@@ -148,9 +148,11 @@ class WeightedRule(Rule):
         if self._round_weights is None:
             return None
         (known, _), weights = self._round_weights
+        rows = numbered(known)
+        if not rows.keys() >= set(workers):
+            return None
         power = weights.double().abs()
-        if tuple(workers) != known:  # some of them abstained
-            rows = numbered(known)
+        if len(workers) < len(known):  # some of them abstained
             power = power[[rows[worker] for worker in workers]]
         if len(workers) < self.equal_below:
             power = torch.ones_like(power)
