@@ -143,6 +143,13 @@ def test_equal_weights_are_never_dominance(workers: int, rounds: int) -> None:
         assert watch.observe(t, voters, evidence, shares) == []
 
 
+def test_half_of_its_votes_is_enough_and_one_vote_less_is_not() -> None:
+    watch = Watch(1000)
+    for t in range(1, LONG + 1):
+        observe(watch, t, Round((0, 1, 2), (4,) * 3, (1,) * 3, (5, 5 - (t == 7), t == 7), (10,) * 3))
+    assert watch.notices == ["round 50: worker 0 was overruled in 50% of its votes of 50 rounds"]
+
+
 def test_workers_that_come_and_go_need_bounded_memory() -> None:
     watch = Watch(8)
     for t in range(1, 200):
