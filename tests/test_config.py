@@ -25,7 +25,7 @@ def test_recipes() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"rule": "pooledd"}, "there is no rule 'pooledd'; did you mean 'weighted'"),
+        ({"rule": "weightedd"}, "there is no rule 'weightedd'; did you mean 'weighted'"),
         ({"rule": "zz"}, r"there is no rule 'zz'\. All: majority"),
         ({"recipe": "papr"}, "there is no recipe 'papr'; did you mean 'paper'"),
         ({"mode": 2}, "give a mode or batch_sizes, not both"),
@@ -34,6 +34,8 @@ def test_recipes() -> None:
         ({"step": 0.0}, "step is 0.0; it must be above 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"miss": 1.5}, "miss is 1.5"),
+        ({"min_voters": 0}, "min_voters is 0; it must be in 1..4, the workers"),
+        ({"min_voters": 5}, "min_voters is 5; it must be in 1..4, the workers"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
         ({"test_batch": 0}, "test_batch is 0"),
         ({"schedule": "linear"}, "schedule is linear"),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote import Server, Worker
+from signvote import ConfigError, Server, Worker
 from signvote.engines import ddp
 from signvote.engines.ddp import VoteState, load, save, torch_names, vote_gradients, vote_hook
 from tests.ranks import INPUTS, deep
@@ -102,12 +102,71 @@ def test_a_checkpoint_and_amps_scaler(alone: str, tmp_path: Path) -> None:
     assert scaler.get_scale() > 2.0**12
 
 
+def gradients_of(model: nn.Module) -> list[Tensor | None]:
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("over_ddp", [True, False])
+@pytest.mark.parametrize("views", [True, False])
+@pytest.mark.parametrize("amp", [True, False])
+def test_below_the_quorum_no_optimizer_moves_a_parameter(
+    alone: str, over_ddp: bool, views: bool, amp: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by weight decay, nor by the optimizer's own momentum. The next round continues."""
+    model = made()
+    net = (
+        DistributedDataParallel(model, gradient_as_bucket_view=views, bucket_cap_mb=1e-5)
+        if over_ddp
+        else model
+    )
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0) if amp else None
+    state = VoteState(net, "pooled", batch_size=8, scaler=scaler)
+    if isinstance(net, DistributedDataParallel):
+        net.register_comm_hook(state, vote_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=STEP, weight_decay=0.5, momentum=0.9)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        value = loss(net, state.round)
+        (scaler.scale(value) if scaler else value).backward()  # type: ignore[no-untyped-call]
+        if not over_ddp:
+            vote_gradients(state)
+        if scaler:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
+        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    first = step()
+    state.server.min_voters = 2
+    assert torch.equal(step(), first)
+    assert torch.equal(step(), first)
+    assert not state.report.is_decided
+    assert state.server.watch.undecided == 2
+    assert caplog.text.count("signvote: round 2: fewer than 2 voted, so no parameter moved") == 1
+    assert amp or gradients_of(model) == [None] * len(list(model.parameters()))
+    state.server.min_voters = 1
+    assert not torch.equal(step(), first)
+    assert state.report.is_decided
+
+
+def test_min_voters_is_a_setting_of_a_rank(alone: str) -> None:
+    model = made()
+    state = VoteState(model, min_voters=2)
+    loss(model, 0).backward()  # type: ignore[no-untyped-call]
+    vote_gradients(state)
+    assert not state.report.is_decided
+    with pytest.raises(ConfigError, match="min_voters is 0; it must be 1 or more"):
+        VoteState(model, min_voters=0)
+
+
 def test_the_names_that_torch_does_not_document() -> None:
     """If this fails, `torch_names.py` is the file to change."""
     for name in torch_names.NAMES:
-        place: Any = dist
+        place: Any = torch
         for part in name.split("."):
-            assert hasattr(place, part), f"torch {torch.__version__} has no torch.distributed.{name}"
+            assert hasattr(place, part), f"torch {torch.__version__} has no torch.{name}"
             place = getattr(place, part)
 
 

@@ -204,6 +204,25 @@ def test_a_round_in_which_no_rank_votes_moves_nothing(tmp_path: Path) -> None:
         assert fourth[1:3] == ((0,), [1]), way
 
 
+def quorum(rank: int, world: int) -> list[Any]:
+    """Rank 1 declares no batch size, and has no finite gradient in round 2, in which two must vote."""
+    trainer = Trainer(rank, config("pooled", world, 3), batch_size=4 * (rank == 0), min_voters=2)
+    honest = trainer.loss
+    trainer.loss = lambda t: honest(t) * (torch.nan if (rank, t) == (1, 2) else 1.0)  # type: ignore[method-assign]
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0, weight_decay=0.5)
+    return [(trainer.train(1)[0], trainer.state.report.notices) for _ in range(3)]
+
+
+def test_below_the_quorum_no_rank_moves_and_all_notice_the_same(tmp_path: Path) -> None:
+    one, other = together(2, quorum, folder=tmp_path)
+    assert one == other
+    (first, sizes), (second, few), (third, nothing) = one
+    assert first == second != third
+    assert sizes == ("round 1: worker 1 declared no batch size, but 1 other did",)
+    assert few == ("round 2: fewer than 2 voted, so no parameter moved",)
+    assert nothing == ()
+
+
 @pytest.mark.usefixtures("alone")
 def test_settings_of_the_check(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check_every is -1; it must be 0 or more rounds"):

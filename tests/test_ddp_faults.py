@@ -69,6 +69,8 @@ def misfit(what: str, odd: bool) -> VoteState:
         rule = make_rule("robust", Layout.of(trainable(model)), memory=0.8 if odd else 0.9)
     if what in ("momentum", "check_every") and odd:
         settings |= {"momentum": 0.5} if what == "momentum" else {"check_every": 7}
+    if what == "min_voters" and odd:
+        settings["min_voters"] = 2
     if what == "ids":
         settings["worker_id"] = 5
     state = VoteState(model, rule, **settings)
@@ -85,6 +87,7 @@ MISFITS = {
     "rule object": "settings: options of the rule",
     "momentum": "settings: encoding",
     "check_every": "settings: check_every",
+    "min_voters": "settings: min_voters",
     "parameters": "parameters",
     "round": "round",
 }  # what differs, and what the error calls it

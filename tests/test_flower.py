@@ -345,7 +345,8 @@ def test_trust_stays_with_the_node_that_comes_back(tmp_path: Path) -> None:
     [
         ({"local_steps": 0}, "local_steps is 0; it must be 1 or more"),
         ({"min_nodes": 0}, "min_nodes is 0; it must be 1 or more"),
-        ({"min_ballots": 0}, "min_ballots is 0; it must be 1 or more"),
+        ({"min_ballots": -1}, "min_ballots is -1; it must be 0 or more"),
+        ({"min_voters": 0}, "min_voters is 0; it must be 1 or more"),
         ({"evaluate_every": -1}, "evaluate_every is -1; it must be 0 or more"),
         ({"buffers_every": -1}, "buffers_every is -1; it must be 0 or more"),
         ({"run": 2**63}, "it must lie in 0..2\\^63-1"),
@@ -388,3 +389,49 @@ def test_flower_app_writes_an_app_whose_parts_are_there(tmp_path: Path) -> None:
     assert used == set(settings["config"])
     with pytest.raises(ConfigError, match="is there already and not an empty folder"):
         write_app(tmp_path / "app")
+
+
+# ---- too few votes, and what is noticed --------------------------------------------------------------
+
+
+def abstains(message: Message, context: Context) -> Message:
+    model = fresh(seed=99)
+    return vote(message, context, model, lambda step: mean_loss(model, context.node_id, step) * torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings"),
+    [
+        ((honest, abstains, abstains), {"min_voters": 2}),
+        ((abstains, abstains, abstains), {"min_ballots": 0}),
+    ],
+)
+def test_below_the_quorum_nothing_moves_and_the_log_says_so(
+    clients: tuple[Client, ...], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by weight decay either, on the server and on the nodes; the next round continues."""
+    grid, model = grid_of(*clients), fresh()
+    strategy = SignVote(Layout.of(model), decay=0.5, momentum=0.9, **settings)
+    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2)
+    assert same(strategy.model, dict(model.state_dict()))
+    assert not strategy.server.report.is_decided
+    assert strategy.server.watch.undecided == 2
+    assert [result.train_metrics_clientapp[t]["decided"] for t in (1, 2)] == [0, 0]
+    for t in (1, 2):
+        assert f"signvote: round {t}: too few voted: no parameter moved" in caplog.text
+    grid.clients = dict.fromkeys(NODES, honest)
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4)
+    assert strategy.server.report.is_decided
+    kept = grid.contexts[NODES[0]].state.array_records[MODEL].to_torch_state_dict()
+    assert not same(strategy.model, dict(model.state_dict()))
+    assert not same(dict(kept), dict(model.state_dict()))
+    assert strategy.server.watch.undecided == 2
+
+
+def test_what_is_noticed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def undeclared(message: Message, context: Context) -> Message:
+        model = fresh(seed=99)
+        return vote(message, context, model, lambda step: mean_loss(model, context.node_id, step))
+
+    train(grid_of(honest, honest, undeclared), 3)
+    assert caplog.text.count("signvote: round 1: worker 1 declared no batch size, but 2 others did") == 1

@@ -131,6 +131,13 @@ def of_nodes(grid: LocalGrid, name: str) -> Tensor:
 STATISTICS = ("norm.running_mean", "norm.running_var")
 
 
+def test_a_round_that_decides_nothing_moves_no_buffer() -> None:
+    before = Normed().state_dict()
+    arrays, _ = train_normed(grid_of(normed, normed, normed), 2, min_voters=4)
+    for name, tensor in before.items():
+        assert torch.equal(arrays[name], tensor), name
+
+
 def test_the_result_has_the_median_of_the_nodes_buffers() -> None:
     grid = grid_of(normed, normed, normed)
     arrays, asked = train_normed(grid, 5)

@@ -86,13 +86,13 @@ def test_grids_are_multiplied_out(tmp_path: Path) -> None:
     runs = read_study(written(tmp_path))
     assert list(runs) == [
         "mnist-10k-majority-paper-mode1-seed0",
-        "mnist-10k-pooled-paper-mode1-seed0",
+        "mnist-10k-weighted-paper-mode1-seed0",
         "mnist-10k-majority-paper-mode4-seed0",
-        "mnist-10k-pooled-paper-mode4-seed0",
-        "mnist-10k-pooled-tuned-mode4-seed0",
+        "mnist-10k-weighted-paper-mode4-seed0",
+        "mnist-10k-weighted-tuned-mode4-seed0",
     ]
     assert {config.model for config in runs.values()} == {"mlp"}
-    assert runs["mnist-10k-pooled-tuned-mode4-seed0"].momentum == 0.9
+    assert runs["mnist-10k-weighted-tuned-mode4-seed0"].momentum == 0.9
     assert {config.seed for config in read_study(written(tmp_path), (3, 5)).values()} == {3, 5}
 
 
@@ -143,16 +143,16 @@ def test_a_name_tells_what_is_not_as_usual() -> None:
     def name(rule: str = "weighted", **settings: Any) -> str:
         return name_of(Config(task="mnist", rule=rule, **settings))
 
-    assert name(mode=4, seed=2) == "mnist-pooled-tuned-mode4-seed2"
+    assert name(mode=4, seed=2) == "mnist-weighted-tuned-mode4-seed2"
     assert name("sgd") == "mnist-sgd-tuned-mode1-seed0"
-    assert name(batch_sizes=(4, 4)) == "mnist-pooled-tuned-batches-seed0"
+    assert name(batch_sizes=(4, 4)) == "mnist-weighted-tuned-batches-seed0"
     assert name(attack="flip=0.3:2", split="dirichlet:0.5") == (
-        "mnist-pooled-tuned-mode1-split=dirichlet_0.5-attack=flip=0.3_2-seed0"
+        "mnist-weighted-tuned-mode1-split=dirichlet_0.5-attack=flip=0.3_2-seed0"
     )
     assert name(options={"per": "tensor", "forgetting": 0.98}, step=0.01) == (
-        "mnist-pooled-tuned-mode1-forgetting=0.98-per=tensor-step=0.01-seed0"
+        "mnist-weighted-tuned-mode1-forgetting=0.98-per=tensor-step=0.01-seed0"
     )
-    assert name(absent=("0:1:6", "3:4")) == "mnist-pooled-tuned-mode1-absent=0_1_6+3_4-seed0"
+    assert name(absent=("0:1:6", "3:4")) == "mnist-weighted-tuned-mode1-absent=0_1_6+3_4-seed0"
 
 
 def test_namesakes_are_told_apart() -> None:
@@ -174,7 +174,7 @@ def test_a_name_is_never_too_long_for_a_folder(tmp_path: Path) -> None:
     for name in names:
         assert len(name.encode()) <= 255
         (tmp_path / name).mkdir(exist_ok=True)
-    assert names[0].startswith("mnist-10k-pooled-tuned-batches-absent=0_0_9+0_1_10+")
+    assert names[0].startswith("mnist-10k-weighted-tuned-batches-absent=0_0_9+0_1_10+")
     assert names_of(configs) == names[:5], "the same run has the same folder again"
 
 
@@ -220,7 +220,7 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     ]  # fmt: skip
     table = (out / "results.md").read_text()
     assert table.startswith("mnist-10k: test accuracy in % after 3 rounds, 1 to 2 seeds")
-    assert "| pooled | tuned |" in table
+    assert "| weighted | tuned |" in table
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,10 @@ def test_a_study_from_the_command_line_runs_once_and_goes_on_from_its_results_al
     [
         ((), "Missing from signvote study"),
         (("nowhere.toml",), "No such file or directory: nowhere.toml"),
-        (("tiny.toml", "--only", "pooledd"), "no run has 'pooledd' in its name; a name is 'mnist-10k-maj"),
+        (
+            ("tiny.toml", "--only", "weightedd"),
+            "no run has 'weightedd' in its name; a name is 'mnist-10k-maj",
+        ),
         (("tiny.toml", "--jobs", "0"), "jobs is 0"),
         (("tiny.toml", "--precision", "half"), "half"),
         (("tiny.toml", "--device", "abacus"), "device is 'abacus'; it must be cpu, cuda or cuda:NUMBER"),

@@ -147,6 +147,10 @@ class Settings:
             "WORKER:FROM[:TO], rounds in which a worker is absent: it joins late, leaves or returns."
         ),
     )
+    min_voters: int = field(
+        default=1,
+        metadata=about("A round with fewer voters moves no parameter."),
+    )
     evaluate_every: int = field(
         default=50,
         metadata=about("Rounds between two evaluations.", in_name=False, is_condition=False),

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from signvote.core.layout import Layout
-from signvote.core.trust import Evidence, State, Trust
+from signvote.core.trust import Evidence, State, Trust, numbered
 from signvote.core.vote import Voters, Votes, fit_tally
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import Coin, Planes, backend, upload
 
 Per = Literal["worker", "tensor"]
+Whose = tuple[tuple[int, ...], tuple[int, ...]]  # workers, and the batch sizes they declare
 Ranges = Sequence[tuple[int, int]]  # of coordinates, in order
 
 
@@ -48,6 +49,13 @@ class Rule(ABC):
     @abstractmethod
     def weights(self, voters: Voters) -> Tensor:
         """The integer weight of each worker's vote, (workers, groups) int32; 1024 is a weight of 1."""
+
+    def shares(self, workers: Sequence[int]) -> Tensor | None:
+        """The share of each voter in all weight of the round that `learn` is about to close, (workers,) float64.
+
+        None: the rule has no weight per worker, or has not weighed these workers in this round.
+        """
+        return None
 
     def own(self, ranges: Ranges) -> None:  # noqa: B027
         """Decide these coordinates only; call it before the first vote.
@@ -110,7 +118,7 @@ class WeightedRule(Rule):
         super().__init__(layout)
         if per not in ("worker", "tensor"):
             raise ConfigError(f"per is {per!r}; it must be 'worker' or 'tensor'")
-        self._round_weights: tuple[tuple[object, ...], Tensor] | None = None  # whose, and which
+        self._round_weights: tuple[Whose, Tensor] | None = None  # whose, and which
         self.groups = [(0, layout.size)]
         if per == "tensor":
             self.groups = [(segment.start, segment.stop) for segment in layout.segments]
@@ -130,6 +138,23 @@ class WeightedRule(Rule):
             cast=counts[1],
             present=present,
         )
+
+    def shares(self, workers: Sequence[int]) -> Tensor | None:
+        """See Rule. A tensor with more coordinates counts for more."""
+        if self._round_weights is None:
+            return None
+        (known, _), weights = self._round_weights
+        rows = numbered(known)
+        if not rows.keys() >= set(workers):
+            return None
+        power = weights.double().abs()
+        if len(workers) < len(known):  # some of them abstained
+            power = power[[rows[worker] for worker in workers]]
+        if len(workers) < self.equal_below:
+            power = torch.ones_like(power)
+        lengths = [stop - start for start, stop in self.groups]
+        share = power / power.sum(0).clamp_min(1)
+        return share @ torch.tensor(lengths, dtype=torch.float64) / self.layout.size
 
     def learn(self, evidence: Evidence) -> None:
         """See Rule."""

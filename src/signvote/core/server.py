@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
+from typing import NamedTuple
 
 import torch
 
@@ -15,7 +16,8 @@ from signvote.core.layout import Layout
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.core.trust import NOTHING, Evidence, State
-from signvote.core.vote import Votes, empty_decision, everywhere
+from signvote.core.vote import Voters, Votes, empty_decision, everywhere
+from signvote.core.watch import Watch
 from signvote.errors import BallotError, ConfigError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import WORD, Coin, Planes
@@ -45,6 +47,7 @@ class RoundReport:
     refused: tuple[Refusal, ...] = ()
     disagreement: dict[int, float] = field(default_factory=dict)  # voter -> share of votes overruled
     is_decided: bool = True  # False: too few voted, so nothing moves and nothing is learned
+    notices: tuple[str, ...] = ()  # what `Watch` noticed in this round, a sentence each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +69,20 @@ class Admitted:
         return {ballot.worker: REASONS[ballot.reason] for ballot in self.ballots if ballot.reason}
 
 
+class Arriving(NamedTuple):
+    """A round whose evidence is still to be learned from."""
+
+    report: RoundReport
+    arrive: Callable[[], Evidence]
+    batch_sizes: Mapping[int, int]  # worker -> declared
+
+
 class Server:
     """Decides rounds by a rule and learns which workers to trust.
 
     One bad ballot costs its worker one vote: it is refused, reported and counted, and the round continues.
-    After each round `report` shows what happened; `refusals` counts (worker, reason) since the start.
+    After each round `report` shows what happened; `refusals` counts (worker, reason) since the start, and
+    `watch.notices` has the notices since the start.
 
     Args:
         layout: of the model being trained.
@@ -120,7 +132,8 @@ class Server:
         self._seen: dict[int, None] = {}  # workers with trust, those seen last at the end
         self.last_round: int | None = None
         self._report = RoundReport(round=0)
-        self._arriving: tuple[RoundReport, Callable[[], Evidence]] | None = None
+        self.watch = Watch(self.remember)
+        self._arriving: Arriving | None = None
         self.refusals: Counter[tuple[int, str]] = Counter()
 
     def admit(self, round: int, ballots: Ballots) -> Admitted:
@@ -174,7 +187,7 @@ class Server:
             decision, evidence = empty_decision(self.layout.size, None), NOTHING
         self.refusals.update((refusal.worker, refusal.reason) for refusal in admitted.refused)
         report = RoundReport(round=round, abstained=admitted.abstained, refused=admitted.refused)
-        self._close(report, lambda: evidence)
+        self._close(report, lambda: evidence, {ballot.worker: ballot.batch_size for ballot in voters})
         self.settle()
         return self._message(decision, voters)
 
@@ -199,7 +212,8 @@ class Server:
         decision = empty_decision(votes.n, coin, votes.device)
         quorate = self._if_quorum(votes)
         evidence = self.rule.vote(decision, quorate, coin)
-        self._close(RoundReport(round=round), evidence.sent())
+        sizes = dict(zip(votes.workers, votes.batch_sizes, strict=True))
+        self._close(RoundReport(round=round), evidence.sent(), sizes)
         if quorate.present is None:
             return decision
         support = everywhere(votes.n, votes.device) if decision.support is None else decision.support
@@ -214,20 +228,37 @@ class Server:
         is_quorum = present.sum() >= self.min_voters
         return replace(votes, present=present & is_quorum)
 
-    def learn(self, round: int, evidence: Evidence, abstained: Mapping[int, str] | None = None) -> None:
-        """Close a round that was decided elsewhere by calls of `rule.vote`, with the evidence of all calls."""
+    def learn(
+        self,
+        round: int,
+        evidence: Evidence,
+        abstained: Mapping[int, str] | None = None,
+        batch_sizes: Mapping[int, int] | None = None,
+    ) -> None:
+        """Close a round that was decided elsewhere by calls of `rule.vote`, with the evidence of all calls.
+
+        Args:
+            round: must grow from call to call.
+            evidence: the sum of all calls; `NOTHING` if too few voted.
+            abstained: the workers that abstained, and why.
+            batch_sizes: that the voters declared.
+
+        """
         self._open(round)
         report = RoundReport(round=round, abstained=dict(abstained or {}))
-        self._close(report, lambda: evidence)
+        self._close(report, lambda: evidence, batch_sizes or {})
         self.settle()
 
     def settle(self) -> None:
         """Learn from the evidence of the last round, if that is not done yet."""
         if self._arriving is None:
             return
-        report, arrive = self._arriving
+        report, arrive, sizes = self._arriving
         evidence = arrive()
         self._arriving = None
+        notices = self._notices(
+            report.round, evidence, sizes
+        )  # weights are this round's until the rule learns
         self.rule.learn(evidence)
         self._remember(evidence.workers)
         mismatches = evidence.mismatches.sum(1)
@@ -239,7 +270,17 @@ class Server:
             voters=evidence.workers,
             disagreement=overruled,
             is_decided=len(evidence.workers) >= self.min_voters,
+            notices=tuple(notices),
         )
+
+    def _notices(self, round: int, evidence: Evidence, sizes: Mapping[int, int]) -> list[str]:
+        """What there is to notice about the workers of a round."""
+        workers = evidence.workers
+        if len(workers) < self.min_voters:
+            return self.watch.observe_undecided(round, self.min_voters)
+        declared = tuple(sizes.get(worker, 0) for worker in workers)
+        voters = Voters(workers=workers, batch_sizes=declared)
+        return self.watch.observe(round, voters, evidence, self.rule.shares(workers))
 
     def _remember(self, voters: tuple[int, ...]) -> None:
         """Keep trust in these voters, and forget those who were not seen for longest."""
@@ -265,9 +306,11 @@ class Server:
             raise ConfigError(f"round {round} cannot be decided after round {self.last_round}")
         self.settle()
 
-    def _close(self, report: RoundReport, arrive: Callable[[], Evidence]) -> None:
+    def _close(
+        self, report: RoundReport, arrive: Callable[[], Evidence], batch_sizes: Mapping[int, int]
+    ) -> None:
         self.last_round = report.round
-        self._arriving = (report, arrive)
+        self._arriving = Arriving(report, arrive, batch_sizes)
 
     def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
         """Decide chunk by chunk, which needs little memory besides the ballots themselves."""
@@ -291,6 +334,7 @@ class Server:
         """Drop all trust in workers that left for good."""
         self.settle()
         self.rule.forget(*workers)
+        self.watch.forget(*workers)
         for worker in workers:
             self._seen.pop(worker, None)
 
@@ -305,6 +349,7 @@ class Server:
             "last_round": self.last_round,
             "refusals": [[worker, reason, n] for (worker, reason), n in self.refusals.items()],
             "seen": list(self._seen),
+            "watch": self.watch.state_dict(),
             "rule": self.rule.state_dict(),
         }
 
@@ -318,6 +363,9 @@ class Server:
         try:
             refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
             last_round = state["last_round"]
+            watch = Watch(self.remember)
+            if "watch" in state:  # earlier versions kept none
+                watch.load_state_dict(state["watch"])
             self.rule.load_state_dict(*(each["rule"] for each in states))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             if isinstance(error, StateError):
@@ -326,6 +374,7 @@ class Server:
         self._arriving = None
         self.last_round = last_round
         self.refusals = refusals
+        self.watch = watch
         known = [] if self.rule.trust is None else self.rule.trust.workers
         self._seen = dict.fromkeys(state.get("seen", known))
 

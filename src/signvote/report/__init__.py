@@ -10,6 +10,7 @@ plot.py         the paper's figure, with matplotlib
 webpage.py      the page: one HTML file, no library, works offline (it includes page.html, page.css, page.js)
 webtables.py    the tables of the page; markup.py: their rows and cells
 trust.py        the part of the page that shows the weights of the workers
+notices.py      what was noticed about the workers, for page and table
 markdown.py     the final table for a README
 terminal.py     the final table in a terminal
 """

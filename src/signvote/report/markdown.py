@@ -9,6 +9,7 @@ from signvote.report.experiments import Experiment, batch_order, experiments_of,
 from signvote.report.finals import SETTINGS, Row, table, varying_settings
 from signvote.report.labels import unique
 from signvote.report.measures import mean_text
+from signvote.report.notices import noticed
 from signvote.results import Results
 
 ESCAPES = {"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "}  # the backslash first
@@ -32,8 +33,19 @@ def markdown(results: Results) -> str:
     rules = unique(experiment.rule for experiment in experiments)
     for line in _lines(rows, rules):
         text.append(_joined(_cells(line, words, modes)))
+    text += _notices(experiments)
     text.append("")
     return "\n".join(text)
+
+
+def _notices(experiments: list[Experiment]) -> Iterable[str]:
+    """A list of what was noticed about workers; nothing if nothing was."""
+    runs = noticed(experiments)
+    if runs:
+        yield "\nNotices:\n"
+    for run in runs:
+        for text in run.texts:
+            yield f"- {_plain(run.run)} ({_plain(run.conditions)}): {_plain(text)}"
 
 
 def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from signvote.report import trust, webtables
+from signvote.report import notices, trust, webtables
 from signvote.report.experiments import Experiment, experiments_of, machines_of
 from signvote.report.finals import BASELINE, table
 from signvote.report.labels import batch_label, unique
@@ -34,6 +34,7 @@ def page(results: Results, baseline: str = BASELINE) -> str:
         "title": escape(", ".join(tasks)),
         "summary": escape(_summary(experiments)),
         "accuracy": webtables.accuracy_table(table(results, baseline), baseline),
+        "notices": notices.section(experiments),
         "trust": trust.section(experiments),
         "bytes": webtables.bytes_table(experiments),
         "seconds": webtables.seconds_table(experiments),

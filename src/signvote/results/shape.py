@@ -22,6 +22,7 @@ LARGEST = 2**63 - 1  # of an integer
 LARGEST_FLOAT = 1e100  # so that sums of squares are still numbers
 LONGEST = 20_000  # characters of a text, and of all settings together that are no lists
 MOST_MACHINES = 1000  # that computed a run, one after the other
+MOST_NOTICES = 100  # about the workers of a run
 DEEPEST = 20  # of lists and dicts in each other
 
 Check = Callable[[Any], bool]
@@ -171,8 +172,10 @@ ENTRIES: dict[str, Check] = {
     "versions": _dict_of(lambda value: isinstance(value, str)),
     "rounds_done": _is_count,
     "accuracy_by_class": _list_of(_is_share),
+    "undecided": _is_count,
+    "notices": lambda value: _list_of(is_text)(value) and len(value) <= MOST_NOTICES,
 }
-OPTIONAL = ("trust", "sign_error", "versions", "rounds_done", "accuracy_by_class")
+OPTIONAL = ("trust", "sign_error", "versions", "rounds_done", "accuracy_by_class", "undecided", "notices")
 
 
 # ---- entries that depend on each other -----------------------------------------------------------

@@ -59,6 +59,9 @@ class Config(Settings):
         self._require("decay", 0 <= self.decay < math.inf, "0 or more")
         self._require("top", self.top is None or 0 < self.top <= 1, "in (0, 1]")
         self._require("miss", 0 <= self.miss <= 1, "in [0, 1]")
+        self._require(
+            "min_voters", 1 <= self.min_voters <= self.workers, f"in 1..{self.workers}, the workers"
+        )
         self._require("evaluate_every", self.evaluate_every >= 1, "1 or more")
         self._require("test_batch", self.test_batch >= 1, "1 or more")
         self._require("schedule", self.schedule in get_args(Schedule), "constant or cosine")

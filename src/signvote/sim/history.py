@@ -54,6 +54,8 @@ def result_of(run: Run, status: str) -> dict[str, Any]:
     accuracies: list[float] = []
     if status == "done":
         accuracies = by_class(run.gradients.task, run.model, config.test_batch)
+    server = run.server
+    undecided = sum(voters < config.min_voters for voters in run.history["voters"])
     trust = {"workers": list(range(config.workers)), **run.history["trust"]}
     return {
         "format": FORMAT,
@@ -67,6 +69,8 @@ def result_of(run: Run, status: str) -> dict[str, Any]:
         **run.history,
         "accuracy_by_class": accuracies,
         **{name: lengths.pack(run.history[name]) for name in PER_ROUND},
+        "undecided": undecided if server is None else server.watch.undecided,
+        "notices": [] if server is None else server.watch.notices,
         "trust": lengths.short(trust) if trust["round"] else {},
         "sign_error": lengths.short(run.history["sign_error"]) if config.sign_error else {},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from signvote.sim.state import load_state, state_of
 from signvote.sim.warmup import warm_up
 from signvote.sim.yardsticks import AGGREGATES, float_bytes, messages
 from signvote.tasks import Task
+
+log = logging.getLogger("signvote")
 
 
 class Run:
@@ -59,6 +62,7 @@ class Run:
         self.machines: list[dict[str, Any]] = []  # that computed the rounds
         self.history = empty_history()
         self.last_decision: Planes | None = None  # kept for attackers
+        self._logged = 0  # notices
         self._is_warm = False
 
     @property
@@ -94,6 +98,8 @@ class Run:
             voters = self.workers.work.present(t)
             if self.server is not None:
                 self._vote(t, voters, self.server)
+            elif len(voters) < self.config.min_voters:
+                self._note_floats(voters)  # too few: nothing moves
             elif self.config.rule == "oracle":
                 self._oracle(t, voters)
             else:
@@ -126,6 +132,14 @@ class Run:
         """Note the bytes of the last round, if that is not done yet: on a GPU the numbers arrive later."""
         if len(self.history["bytes_up"]) < self.round:
             note_bytes(self.history, *self.workers.bytes_sent())
+        if self.server is not None:
+            self._log_notices(self.server.watch.notices)
+
+    def _log_notices(self, notices: list[str]) -> None:
+        """Log what was noticed since the last call."""
+        for notice in notices[self._logged :]:
+            log.warning("signvote: %s, seed %d: %s", self.config.rule, self.config.seed, notice)
+        self._logged = len(notices)
 
     def _apply(self, t: int, decision: Planes) -> None:
         """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5)."""
@@ -161,12 +175,10 @@ class Run:
     def _average(self, t: int, voters: list[int]) -> None:
         """Step by a mean or median of floats."""
         self._note_floats(voters)
-        if not voters:
-            return
         votes = self.workers.votes(t, voters)
         sent = self.workers.work.attacked(votes, t, self.last_decision)
         received, sizes = messages(self.workers.signals(), sent)
-        if len(received):
+        if len(received) >= self.config.min_voters:
             with self.phases.timed("apply"):
                 move = AGGREGATES[self.config.rule](received, sizes)
                 self._decayed(t).sub_(move, alpha=self.config.step_at(t))
@@ -196,6 +208,8 @@ class Run:
 
     def result(self, status: str) -> dict[str, Any]:
         """What results.json holds of this run."""
+        if self.server is not None:
+            self.server.settle()
         self.settle()
         return result_of(self, status)
 
@@ -209,3 +223,5 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of the same configuration."""
         load_state(self, state)
+        if self.server is not None:
+            self._logged = len(self.server.watch.notices)

@@ -47,6 +47,7 @@ def make_server(work: Assignment, layout: Layout) -> Server | None:
         config.rule,
         run=config.seed,
         zeros=work.encoding.zeros,
+        min_voters=config.min_voters,
         **config.options,
     )
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
+from signvote.core.server import Server
 from signvote.engines.ddp.drift import digest
 from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.errors import ConfigError, EngineError
@@ -19,6 +23,7 @@ SETTINGS = (
     "options of the rule",
     "encoding",
     "run",
+    "min_voters",
     "chunk",
     "check_every",
 )  # which all ranks must share
@@ -73,6 +78,19 @@ class Handshake:
         if len(set(ids)) < len(ids):
             raise EngineError(f"worker ids by rank are {ids}; they must differ")
         self.ids = ids
+
+
+def settings_of(server: Server, encoding: Encoding, *, chunk: int, check_every: int) -> dict[str, str]:
+    """A text for each of SETTINGS. Made before the rule owns its coordinates, which differ by rank."""
+    return {
+        "rule": server.rule.name,
+        "options of the rule": described(server.rule),
+        "encoding": json.dumps(asdict(encoding)),
+        "run": str(server.run),
+        "min_voters": str(server.min_voters),
+        "chunk": str(chunk),
+        "check_every": str(check_every),
+    }
 
 
 def check_model(model: nn.Module) -> None:

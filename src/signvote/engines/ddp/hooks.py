@@ -1,5 +1,6 @@
 """What a training script calls. No postponed annotations here: DDP compares a hook's annotations themselves."""
 
+import logging
 import time
 from typing import Any
 
@@ -7,13 +8,17 @@ import torch
 from torch import Tensor
 
 from signvote.engines.ddp.state import Bucket, VoteState
-from signvote.engines.ddp.torch_names import GradBucket
+from signvote.engines.ddp.torch_names import GradBucket, after_backward
+from signvote.kernels import Planes
+
+log = logging.getLogger("signvote")
 
 
 def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """One bit per parameter each way: `ddp.register_comm_hook(state, vote_hook)`, then SGD(lr=step).
 
-    Each bucket's gradients are taken in. With the last bucket the vote is held and all buckets are filled.
+    Each bucket's gradients are taken in. With the last bucket the vote is held and all buckets are filled. If too few
+    ranks voted, every `.grad` is None after `backward()`, so that nothing moves.
     """
     if bucket.is_last() and state.balancer is not None and bucket.buffer().is_cuda:
         torch.cuda.current_stream().synchronize()  # or the time until here would be the host's
@@ -36,10 +41,32 @@ def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tens
 
 def _decide(state: VoteState, entered: float) -> None:
     """Hold the vote, and give DDP every bucket with the decision in it."""
-    decision = state.decide(entered)
+    decision = _held(state, entered)
     for bucket in state.buckets:
         state.fill(bucket.parameters, bucket.views, decision)
         bucket.future.set_result(bucket.buffer)
+    if _leaves_nothing(state):
+        after_backward(lambda: _clear(state))
+
+
+def _held(state: VoteState, entered: float) -> Planes:
+    """Hold the vote; log what was noticed, on one rank, because all know the same."""
+    decision = state.decide(entered)
+    if state.group.rank == 0:
+        for notice in state.report.notices:
+            log.warning("signvote: %s", notice)
+    return decision
+
+
+def _leaves_nothing(state: VoteState) -> bool:
+    """Whether gradients must become None. AMP does not allow that: its scaler skips the step by infinities."""
+    return state.scaler is None and not state.report.is_decided
+
+
+def _clear(state: VoteState) -> None:
+    """Leave no gradients. An optimizer skips such parameters, and takes no step of weight decay either."""
+    for parameter in state.parameters.values():
+        parameter.grad = None
 
 
 def noop_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -50,15 +77,20 @@ def noop_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 
 def vote_gradients(state: VoteState) -> None:
-    """The same vote without DDP: after `backward()`, turns every `.grad` into the decision; then SGD(lr=step)."""
+    """The same vote without DDP: after `backward()`, turns every `.grad` into the decision; then SGD(lr=step).
+
+    If too few ranks voted, every `.grad` becomes None, so that nothing moves.
+    """
     entered = time.perf_counter()
     parameters = list(state.parameters.values())
     state.put(parameters, [p.grad for p in parameters])
-    decision = state.decide(entered)
+    decision = _held(state, entered)
     for p in parameters:
         if p.grad is None:
             p.grad = torch.empty_like(p)
     state.fill(parameters, [p.grad for p in parameters if p.grad is not None], decision)
+    if _leaves_nothing(state):
+        _clear(state)
 
 
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:

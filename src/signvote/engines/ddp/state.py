@@ -13,9 +13,7 @@ all ranks know that before the vote.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,7 +36,7 @@ from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients
-from signvote.engines.ddp.handshake import Handshake, check_model, described
+from signvote.engines.ddp.handshake import Handshake, check_model, settings_of
 from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.engines.ddp.shares import Shares
 from signvote.engines.ddp.status import Status, gathered
@@ -75,6 +73,8 @@ class VoteState:
         batch_size: samples of this rank in a round, for rules that use it; 0: not declared. None: the balancer's, or
             else the first dimension of the batches that pass through the model, evaluation aside.
         worker_id: the key of this rank's trust; None: the rank. Give it if ranks may change machines.
+        min_voters: a round with fewer voters decides nothing, and no parameter moves, not even by weight decay:
+            gradients become None, which an optimizer skips, or infinite, with which AMP's scaler skips the step.
         balancer: sets batch sizes from the time that each rank took.
         scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
         overlap: chunks travel while the rest of the gradients is computed; False: the same, one after the other.
@@ -99,6 +99,7 @@ class VoteState:
         run: int = 0,
         batch_size: int | None = None,
         worker_id: int | None = None,
+        min_voters: int = 1,
         balancer: Balancer | None = None,
         scaler: torch.amp.GradScaler | None = None,
         overlap: bool = True,
@@ -119,15 +120,15 @@ class VoteState:
         self.encoding = encoding
         module = model.module if isinstance(model, DistributedDataParallel) else model
         self.parameters = trainable(module)
-        self.server = Server(Layout.of(self.parameters), rule, run=run, zeros=encoding.zeros, **options)
-        settings = {
-            "rule": self.server.rule.name,
-            "options of the rule": described(self.server.rule),
-            "encoding": json.dumps(asdict(encoding)),
-            "run": str(run),
-            "chunk": str(chunk),
-            "check_every": str(check_every),
-        }
+        self.server = Server(
+            Layout.of(self.parameters),
+            rule,
+            run=run,
+            zeros=encoding.zeros,
+            min_voters=min_voters,
+            **options,
+        )
+        settings = settings_of(self.server, encoding, chunk=chunk, check_every=check_every)
         device = next(iter(self.parameters.values())).device
         self.group = ProcessGroup(group, device, timeout)
         shares = Shares.of(self.layout.size, self.group.world, chunk)
@@ -238,11 +239,12 @@ class VoteState:
         else:  # nothing moves, as all ranks know
             decision = empty_decision(self.layout.size, None, self.gradients.vector.device)
             evidence = NOTHING
-        self.server.learn(self.round + 1, evidence, self._abstained(voters))
+        sizes = {self.handshake.ids[rank]: statuses[rank].batch_size for rank in voters}
+        self.server.learn(self.round + 1, evidence, self._abstained(voters), sizes)
         self.group.stage = f"round {self.round + 1}"
         if finite:
             self._keep_memory()
-        else:
+        elif self.report.is_decided:  # otherwise the scaler sees that the step is skipped
             self._back_off()
         if self.balancer is not None:
             self.balancer.observe([status.nanoseconds / 1e9 for status in statuses])
@@ -334,9 +336,17 @@ class VoteState:
             yield self.exchange.decided(number, n), votes
 
     def fill(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor], decision: Planes) -> None:
-        """Write the decision in place of gradients, times AMP's scale: the optimizer's step divides by it."""
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-        self.gradients.fill(parameters, gradients, decision, scale)
+        """Write the decision in place of gradients, times AMP's scale: the optimizer's step divides by it.
+
+        If nothing was decided, AMP gets infinities, with which it skips the step.
+        """
+        if self.scaler is None:
+            self.gradients.fill(parameters, gradients, decision, 1.0)
+        elif self.report.is_decided:
+            self.gradients.fill(parameters, gradients, decision, self.scaler.get_scale())
+        else:
+            for gradient in gradients:
+                gradient.fill_(torch.inf)
         self.stopwatch.resume()
 
     # ---- memory and state ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ log = logging.getLogger("flwr")  # Flower's own
 
 
 def log_round(round: int, report: RoundReport, nodes: Sequence[int], silent: Sequence[int]) -> None:
-    """Log one line for each ballot that did not count, and one for the round.
+    """Log one line for each ballot that did not count, one for the round, and one for each notice.
 
     Args:
         round: the round that was decided.
@@ -37,6 +37,10 @@ def log_round(round: int, report: RoundReport, nodes: Sequence[int], silent: Seq
             worker,
             reason,
         )
+    if not report.is_decided:
+        log.warning("signvote: round %d: too few voted: no parameter moved", round)
+    for notice in report.notices:
+        log.warning("signvote: %s", notice)
     log.info(
         "signvote: round %d: %d voted, %d refused, %d abstained, %d silent%s",
         round,

@@ -40,7 +40,7 @@ from signvote.engines.flower.records import (
     is_vote,
     to_array,
 )
-from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, buffers_of, set_buffers_
+from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, buffers_of, set_buffers_, shift_rounds
 from signvote.errors import ConfigError, EngineError, LayoutError
 from signvote.formats import check_state, upgraded
 
@@ -72,7 +72,8 @@ class SignVote(Strategy):
         feedback: workers add the residual, the part that the signs left out, to their next signal.
         top: workers vote only on this share of the coordinates.
         min_nodes: the first round after a start waits for this many nodes, at most until its deadline.
-        min_ballots: a round with fewer votes is an error.
+        min_ballots: a round with fewer votes is an error; 0: never.
+        min_voters: a round with fewer votes moves nothing, and training continues.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
         buffers_every: rounds between two reports of the nodes' floating-point buffers, of which the model gets the
             median. The last round of `start` has one, too. 0: none; the model keeps the buffers of the initial arrays.
@@ -98,6 +99,7 @@ class SignVote(Strategy):
         top: float | None = None,
         min_nodes: int = 1,
         min_ballots: int = 1,
+        min_voters: int = 1,
         evaluate_every: int = 0,
         buffers_every: int = 1,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -106,14 +108,14 @@ class SignVote(Strategy):
     ) -> None:
         _check_least("local_steps", local_steps, 1)
         _check_least("min_nodes", min_nodes, 1)
-        _check_least("min_ballots", min_ballots, 1)
+        _check_least("min_ballots", min_ballots, 0)
         _check_least("evaluate_every", evaluate_every, 0)
         _check_least("buffers_every", buffers_every, 0)
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
-        self.server = Server(layout, rule, run=run, zeros=encoding.zeros, **options)
+        self.server = Server(layout, rule, run=run, zeros=encoding.zeros, min_voters=min_voters, **options)
         self.step = step
         self.decay = decay
         self.min_nodes = min_nodes
@@ -185,7 +187,7 @@ class SignVote(Strategy):
             evaluate_fn and (lambda t, arrays: evaluate_fn(done + t, arrays)),
         )
         result.arrays = self._arrays()
-        _shift_rounds(result, done)
+        shift_rounds(result, done)
         return result
 
     def summary(self) -> None:
@@ -283,7 +285,7 @@ class SignVote(Strategy):
         decision = self.server.decide(t, admitted)
         self._apply(t, decision)
         counted = [content for worker, content in answers if worker in voters]
-        if self._asks_buffers:
+        if self._asks_buffers and self.server.report.is_decided:
             set_buffers_(buffers_of(self.model, self.layout), counted)
         log_round(t, self.server.report, self.nodes, self._silent(answers))
         if self.checkpoint is not None:
@@ -292,6 +294,7 @@ class SignVote(Strategy):
         summary: dict[str, Any] = {
             "ballots": len(voters),
             "refused": len(self.server.report.refused),
+            "decided": int(self.server.report.is_decided),
             **{name: means[name] for name in ("loss", "loss" + LEFT_OUT) if name in means},
         }
         return self._arrays(), MetricRecord(summary)
@@ -385,10 +388,3 @@ class SignVote(Strategy):
 def _check_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{name} is {value}; it must be {least} or more")
-
-
-def _shift_rounds(result: Result, done: int) -> None:
-    """Count the rounds of a result from the start of training: Flower counts from this call of `start`."""
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
-        by_round = getattr(result, name)
-        setattr(result, name, {done + t: value for t, value in by_round.items()})

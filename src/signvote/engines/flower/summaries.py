@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from signvote.core.layout import Layout
@@ -95,3 +96,10 @@ def _buffer_in(content: RecordDict, name: str, size: int) -> Numbers | None:
         return None
     values = np.frombuffer(array.data, "<f4")
     return values if np.isfinite(values).all() else None
+
+
+def shift_rounds(result: Result, done: int) -> None:
+    """Count the rounds of a result from the start of training: Flower counts from this call of `start`."""
+    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp", "evaluate_metrics_serverapp"):
+        by_round = getattr(result, name)
+        setattr(result, name, {done + t: value for t, value in by_round.items()})
