@@ -83,7 +83,7 @@ RIVALS = ("majority", "pooled", "known-batch", "agreement", "robust", "oracle", 
         [
             *((rule, "tuned") for rule in RIVALS),
             *((rule, "paper") for rule in RIVALS),
-        ],  # as in studies/rules-mnist
+        ],  # as in studies/0.1/rules-mnist
         [("majority", f"recipe-{i}") for i in range(42)],  # all dashed, if they could
         [(f"rule-{i}", "tuned") for i in range(36)] + [("oracle", f"recipe-{i}") for i in range(6)],
     ],

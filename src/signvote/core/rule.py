@@ -150,8 +150,6 @@ class WeightedRule(Rule):
         power = weights.double().abs()
         if len(workers) < len(known):  # some of them abstained
             power = power[[rows[worker] for worker in workers]]
-        if len(workers) < self.equal_below:
-            power = torch.ones_like(power)
         lengths = [stop - start for start, stop in self.groups]
         share = power / power.sum(0).clamp_min(1)
         return share @ torch.tensor(lengths, dtype=torch.float64) / self.layout.size
