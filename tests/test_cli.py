@@ -143,5 +143,5 @@ def test_a_report_of_nothing(tmp_path: Path) -> None:
         Report(folders=(tmp_path,)).run()
     path = tmp_path / "results.json"
     path.write_text(json.dumps(results_of(made_up_run())))
-    with pytest.raises(ConfigError, match="there is no rule 'poled'; did you mean 'weighted'"):
+    with pytest.raises(ConfigError, match="there is no rule 'poled'; did you mean 'pooled'"):
         Report(folders=(tmp_path,), baseline="poled").run()

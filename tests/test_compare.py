@@ -61,7 +61,7 @@ def test_two_comparisons_keep_each_others_runs(tmp_path: Path) -> None:
 
     results = compare([small("majority"), small("weighted")], tmp_path, command="one", watch=watch)
     assert seen == [0, 1]
-    assert rules_in(tmp_path) == ["majority", "weighted", "robust"]
+    assert rules_in(tmp_path) == ["majority", "robust", "weighted"]
     assert [run["config"]["rule"] for run in results["runs"]] == ["majority", "weighted", "robust"]
     assert sorted(results["command"].splitlines()) == ["one", "two"]
 
@@ -80,7 +80,7 @@ def test_the_page_of_a_comparison_shows_what_another_added(
     monkeypatch.setattr("signvote.sim.compare.compare", both)
     runs = {"a": small("majority"), "b": small("weighted")}
     run_all(runs, tmp_path, command="one", jobs=1, machine=Machine(), data_dir=None)
-    assert rules_in(tmp_path) == ["majority", "weighted", "robust"]
+    assert rules_in(tmp_path) == ["majority", "robust", "weighted"]
     assert "robust" in (tmp_path / "results.csv").read_text()
 
 

@@ -64,7 +64,7 @@ def misfit(what: str, odd: bool) -> VoteState:
     if what == "rule" and odd:
         rule = "majority"
     if what == "option" and odd:
-        settings["cap"] = 2.0
+        settings["forgetting"] = 0.5
     if what == "rule object":
         rule = make_rule("robust", Layout.of(trainable(model)), memory=0.8 if odd else 0.9)
     if what in ("momentum", "check_every") and odd:

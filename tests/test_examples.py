@@ -130,10 +130,10 @@ def test_read_results(example: Example) -> None:
         for run in runs
         if (c := run["config"])
     }
-    for recipe, rule in (("paper", "majority"), ("paper", "weighted"), ("tuned", "weighted")):
+    for recipe, rule in (("paper", "majority"), ("paper", "pooled"), ("tuned", "pooled")):
         means = [sum(last[rule, recipe, mode, seed] for seed in range(3)) / 3 for mode in (1, 2, 3, 4)]
         assert re.search(rf"{rule} +" + " +".join(f"{100 * mean:.2f}" for mean in means) + r"\b", out), out
-    more = [last["weighted", "paper", 4, seed] - last["majority", "paper", 4, seed] for seed in range(3)]
+    more = [last["pooled", "paper", 4, seed] - last["majority", "paper", 4, seed] for seed in range(3)]
     assert f" {100 * sum(more) / 3:.2f} " in next(line for line in out.splitlines() if "mode 4  " in line)
 
 

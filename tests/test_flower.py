@@ -350,7 +350,7 @@ def test_trust_stays_with_the_node_that_comes_back(tmp_path: Path) -> None:
         ({"evaluate_every": -1}, "evaluate_every is -1; it must be 0 or more"),
         ({"buffers_every": -1}, "buffers_every is -1; it must be 0 or more"),
         ({"run": 2**63}, "it must lie in 0..2\\^63-1"),
-        ({"rule": "poled"}, "did you mean 'weighted'"),
+        ({"rule": "weigted"}, "did you mean 'weighted'"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:
@@ -431,7 +431,9 @@ def test_below_the_quorum_nothing_moves_and_the_log_says_so(
 def test_what_is_noticed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     def undeclared(message: Message, context: Context) -> Message:
         model = fresh(seed=99)
-        return vote(message, context, model, lambda step: mean_loss(model, context.node_id, step))
+        return vote(
+            message, context, model, lambda step: mean_loss(model, context.node_id, step), batch_size=0
+        )
 
     train(grid_of(honest, honest, undeclared), 3)
     assert caplog.text.count("signvote: round 1: worker 1 declared no batch size, but 2 others did") == 1

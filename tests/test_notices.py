@@ -113,7 +113,7 @@ def test_an_attacker_is_noticed_logged_once_and_on_the_page(
 def test_a_resumed_run_repeats_no_notice(
     digits: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = short("known-batch", batch_sizes=(64, 1, 1, 1))
+    config = short("weighted", batch_sizes=(64, 1, 1, 1))
     whole = train(config, digits, tmp_path / "whole")
     assert any("more weight than all others" in notice for notice in whole["notices"])
     caplog.clear()

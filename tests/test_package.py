@@ -271,7 +271,7 @@ def test_bench_prints_a_table_and_writes_json(tmp_path: Path, monkeypatch: pytes
         (("bench", "kernels", "--out", "/nowhere/at/all.json"), "/nowhere/at is no folder"),
         (("bench", "kernles"), "kernles"),
         (("bnech",), "bnech"),
-        (("train", "--rule", "poled"), "did you mean 'weighted'"),
+        (("train", "--rule", "weigted"), "did you mean 'weighted'"),
         (("train", "--task", "minst"), "did you mean 'mnist'"),
         (("train", "--task", "mnist", "--data-dir", "/nowhere"), "train-images-idx3-ubyte"),
         (("train", "--batch-sizes", "9000"), "batch size of 9000"),

@@ -11,6 +11,7 @@ from signvote.core.encoder import Memory
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
+from signvote.settings import completed
 from signvote.sim.history import PER_ROUND, empty_history
 from signvote.sim.phases import PHASES
 
@@ -57,8 +58,10 @@ def load_state(run: Run, state: dict[str, Any]) -> None:
         raise StateError(f"the checkpoint is damaged ({type(error).__name__}: {error})") from error
 
 
-def _check_config(run: Run, its: dict[str, Any]) -> None:
+def _check_config(run: Run, saved: dict[str, Any]) -> None:
+    """Raise if a setting differs. One that did not exist yet is at its default."""
     mine = run.config.as_dict()
+    its = completed(saved) | saved
     differing = [
         f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
         for name in mine | its
