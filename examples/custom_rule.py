@@ -5,7 +5,7 @@
 
 A rule gives each voter an integer weight; tallies, ties, chunks, checkpoints and ballots are the library's. Entered
 in `signvote.RULES`, it has a name that the simulator, `signvote.Server` and every engine know. It is compared with
-`majority` and `pooled` where its idea should help, six workers of fifteen that invert their signs, and where it has
+`majority` and `weighted` where its idea should help, six workers of fifteen that invert their signs, and where it has
 nothing to offer: one worker with a large batch and fourteen with small ones.
 """
 

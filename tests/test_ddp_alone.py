@@ -120,7 +120,7 @@ def test_below_the_quorum_no_optimizer_moves_a_parameter(
         else model
     )
     scaler = torch.amp.GradScaler(DEVICE, init_scale=4.0) if amp else None
-    state = VoteState(net, "pooled", batch_size=8, scaler=scaler)
+    state = VoteState(net, "weighted", batch_size=8, scaler=scaler)
     if isinstance(net, DistributedDataParallel):
         net.register_comm_hook(state, vote_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP, weight_decay=0.5, momentum=0.9)

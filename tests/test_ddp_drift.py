@@ -206,7 +206,7 @@ def test_a_round_in_which_no_rank_votes_moves_nothing(tmp_path: Path) -> None:
 
 def quorum(rank: int, world: int) -> list[Any]:
     """Rank 1 declares no batch size, and has no finite gradient in round 2, in which two must vote."""
-    trainer = Trainer(rank, config("pooled", world, 3), batch_size=4 * (rank == 0), min_voters=2)
+    trainer = Trainer(rank, config("weighted", world, 3), batch_size=4 * (rank == 0), min_voters=2)
     honest = trainer.loss
     trainer.loss = lambda t: honest(t) * (torch.nan if (rank, t) == (1, 2) else 1.0)  # type: ignore[method-assign]
     trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0, weight_decay=0.5)

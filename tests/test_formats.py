@@ -32,7 +32,7 @@ from signvote.tasks import Data, Task
 from tests.test_report import made_up_run
 
 GOLDEN = Path(__file__).parent / "golden"
-RULES: dict[str, dict[str, Any]] = {"majority": {}, "it-signsgd": {"warmup": 2}}
+RULES: dict[str, dict[str, Any]] = {"weighted": {}, "majority": {}, "it-signsgd": {"warmup": 2}}
 GONE = "pooled"  # a rule of release 0.1.0, whose files are still here
 FOLDERS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())
 

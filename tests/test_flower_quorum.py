@@ -1,0 +1,60 @@
+"""Flower: too few votes move nothing, and what is noticed is in the log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message
+
+from signvote import Layout
+from signvote.engines.flower import SignVote, vote
+from signvote.engines.flower.records import MODEL
+from tests.flower_grid import Client
+from tests.test_flower import NODES, fresh, grid_of, honest, mean_loss, same, train
+
+
+def abstains(message: Message, context: Context) -> Message:
+    model = fresh(seed=99)
+    return vote(message, context, model, lambda step: mean_loss(model, context.node_id, step) * torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("clients", "settings"),
+    [
+        ((honest, abstains, abstains), {"min_voters": 2}),
+        ((abstains, abstains, abstains), {"min_ballots": 0}),
+    ],
+)
+def test_below_the_quorum_nothing_moves_and_the_log_says_so(
+    clients: tuple[Client, ...], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not by weight decay either, on the server and on the nodes; the next round continues."""
+    grid, model = grid_of(*clients), fresh()
+    strategy = SignVote(Layout.of(model), decay=0.5, momentum=0.9, **settings)
+    result = strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=2)
+    assert same(strategy.model, dict(model.state_dict()))
+    assert not strategy.server.report.is_decided
+    assert strategy.server.watch.undecided == 2
+    assert [result.train_metrics_clientapp[t]["decided"] for t in (1, 2)] == [0, 0]
+    for t in (1, 2):
+        assert f"signvote: round {t}: too few voted: no parameter moved" in caplog.text
+    grid.clients = dict.fromkeys(NODES, honest)
+    strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=4)
+    assert strategy.server.report.is_decided
+    kept = grid.contexts[NODES[0]].state.array_records[MODEL].to_torch_state_dict()
+    assert not same(strategy.model, dict(model.state_dict()))
+    assert not same(dict(kept), dict(model.state_dict()))
+    assert strategy.server.watch.undecided == 2
+
+
+def test_what_is_noticed_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def undeclared(message: Message, context: Context) -> Message:
+        model = fresh(seed=99)
+        return vote(
+            message, context, model, lambda step: mean_loss(model, context.node_id, step), batch_size=0
+        )
+
+    train(grid_of(honest, honest, undeclared), 3)
+    assert caplog.text.count("signvote: round 1: worker 1 declared no batch size, but 2 others did") == 1
