@@ -176,7 +176,7 @@ def test_the_tour_runs_top_to_bottom(tmp_path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
     text = "".join(output.get("text", "") for output in outputs)
-    assert row(text, "pooled     wrong")[0] < row(text, "majority   wrong")[0]
+    assert row(text, "weighted   wrong")[0] < row(text, "majority   wrong")[0]
     attacked = dict(re.findall(r"^(\w+) +([0-9.]+)% right under attack$", text, re.M))
     assert float(attacked["robust"]) > float(attacked["weighted"]) + 30
     assert any("image/png" in output.get("data", {}) for output in outputs)
