@@ -29,9 +29,8 @@ RANKS = (2, 4, 8)
 RULES: dict[str, tuple[str, dict[str, Any]]] = {
     "majority": ("majority", {}),
     "weighted": ("weighted", {}),
-    "pooled per tensor": ("weighted", {"per": "tensor"}),
+    "weighted per tensor": ("weighted", {"per": "tensor"}),
     "robust": ("robust", {}),
-    "robust per tensor": ("robust", {"per": "tensor"}),
 }
 OUT = Path(__file__).with_suffix("") / "results.json"
 

@@ -130,6 +130,37 @@ def test_alie_has_a_z_for_any_number_of_attackers(count: int) -> None:
 
 
 @zero_rules
+def test_narrow_is_with_the_majority_unless_it_can_overturn_it(ternary: bool) -> None:
+    y = signs(ternary=ternary, m=15)
+    v = y[:10].sum(0)
+    found = sent("narrow:5", y)
+    assert (found == found[0]).all()
+    clear = v.abs() > 5
+    assert torch.equal(found[0][clear], v.sign()[clear])
+    other = ~clear & (v != 0)
+    assert torch.equal(found[0][other], -v.sign()[other])
+
+
+@pytest.mark.parametrize("name", ["alie", "narrow"])
+def test_attackers_may_add_noise_of_their_own(name: str) -> None:
+    y = signs(ternary=False, m=15)
+    plain, noisy = sent(f"{name}:5", y), sent(f"{name}=0.25:5", y)
+    inverted = plain != noisy
+    assert inverted.double().mean(1).tolist() == pytest.approx([0.25] * 5, abs=0.02)
+    assert not torch.equal(inverted[0], inverted[1])
+
+
+def test_an_impostor_agrees_until_it_is_believed() -> None:
+    y = signs(ternary=False, m=15)
+    v = y[:10].sum(0)
+    agreeing = sent("impostor:5", y, round=40)
+    assert torch.equal(agreeing[0][v != 0], v.sign()[v != 0])
+    assert torch.equal(sent("impostor=0:5", y, round=41), sent("alie:5", y, round=41))
+    changed = attack("impostor:5", 15).change(votes_of(y), seed=0, round=1, last=None)
+    assert changed.batch_sizes[10:] == tuple(1000 * size for size in range(14, 19))
+
+
+@zero_rules
 def test_mimic_copies_the_first_honest_worker(ternary: bool) -> None:
     y = signs(ternary=ternary)
     assert torch.equal(sent("mimic:3", y), y[:1].expand(3, -1))

@@ -196,6 +196,11 @@ def test_weights_can_be_looked_at(name: str) -> None:
         assert believed[0] > believed[3] > believed[6]
 
 
+@pytest.mark.parametrize("name", ["majority", "weighted", "robust"])
+def test_nobody_has_no_weight(name: str) -> None:
+    assert make_rule(name, LAYOUT).weights(Voters(workers=())).shape == (0, 1)
+
+
 @every_rule
 def test_dense_and_abstaining_ballots_mix(name: str) -> None:
     """Some workers have no zero and send no support plane; it makes no difference."""

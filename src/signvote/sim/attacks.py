@@ -32,6 +32,8 @@ TIES = 4
 TARGETS = 5
 
 LARGEST_BATCH = 2**32 - 1  # the most that a ballot can declare
+BRAGGING = 1000.0  # times its size that an impostor declares
+PATIENCE = 40  # rounds in which it agrees with everybody
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ def anti(votes: Votes, scene: Scene) -> Votes:
 
 
 def alie(votes: Votes, scene: Scene) -> Votes:
-    """A little is enough: sign(mu - z sigma), from all attackers; a shared coin where that is 0.
+    """A little is enough: sign(mu - z sigma), from all attackers; a shared coin where that is 0. Noise as `flip`.
 
     mu and sigma are the mean and the deviation of the honest workers' *signs*, as gradients do not travel;
     an abstention counts as 0. z = Phi^-1((n - floor(n/2 + 1)) / (n - f)) for n voters of which f attack: the
@@ -114,7 +116,25 @@ def alie(votes: Votes, scene: Scene) -> Votes:
     variance = sums.cast / sums.workers - mu**2
     sigma = variance.clamp_min(0).sqrt()
     signs = _signs_of(votes, scene, mu - z * sigma)
-    return _sent(votes, scene, signs)
+    return _noisy(_sent(votes, scene, signs), scene)
+
+
+def narrow(votes: Votes, scene: Scene) -> Votes:
+    """sign(v), but -sign(v) where the attackers may overturn it; a shared coin where v = 0. Noise as `flip`."""
+    v = _honest_sums(votes, scene).signs
+    attackers = len(votes.workers) - scene.honest
+    pushed = torch.where(v.abs() <= attackers, -v, v)
+    signs = _signs_of(votes, scene, pushed)
+    return _noisy(_sent(votes, scene, signs), scene)
+
+
+def impostor(votes: Votes, scene: Scene) -> Votes:
+    """sign(v) for 40 rounds, to look strong, then as `alie`, with a declared batch size of 1,000 times the true one."""
+    bragging = lie(votes, replace(scene, strength=BRAGGING))
+    if scene.round > PATIENCE:
+        return alie(bragging, scene)
+    v = _honest_sums(votes, scene).signs
+    return _sent(bragging, scene, _signs_of(votes, scene, v))
 
 
 def mimic(votes: Votes, scene: Scene) -> Votes:
@@ -169,7 +189,9 @@ ATTACKS: dict[str, Attack] = {
     "flip": Attack(flip, 0.5),
     "random": Attack(random),
     "anti": Attack(anti),
-    "alie": Attack(alie),
+    "alie": Attack(alie, 0.0, 0.5),
+    "narrow": Attack(narrow, 0.0, 0.5),
+    "impostor": Attack(impostor, 0.3, 0.5),
     "mimic": Attack(mimic),
     "clones": Attack(clones),
     "targeted": Attack(targeted, 0.1),
@@ -227,6 +249,11 @@ def _inverted(votes: Votes, scene: Scene, where: Tensor) -> Votes:
     if own.support is not None:
         where = where & own.support
     return _sent(votes, scene, own.signs ^ where, own.support)
+
+
+def _noisy(votes: Votes, scene: Scene) -> Votes:
+    """Votes in which each attacker inverts a share `strength` of its own, to look independent of the others."""
+    return flip(votes, scene) if scene.strength else votes
 
 
 def _bits(votes: Votes, coin: Coin) -> Tensor:
