@@ -4,8 +4,8 @@
 
 10,000 bundled MNIST images, an MLP of one hidden layer of 64 with batch norm, 8 nodes with batches of 32 from parts of
 their own: random ones, or of two labels each. 100 rounds of the default rule, momentum 0.9, step 0.003 along half a
-cosine. The accuracy is that of the result, with the median of the nodes' statistics and with those it started with, which
-is the result at `buffers_every=0`; and the mean over the nodes' own models, which lack the last step. Writes
+cosine. The accuracy is that of the result, with the median of the nodes' statistics and with those it started with,
+which is the result at `buffers_every=0`; and the mean over the nodes' own models, which lack the last step. Writes
 benchmarks/flower/buffers.json.
 """
 
