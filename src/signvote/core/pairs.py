@@ -24,7 +24,7 @@ CLEAR = 0.02  # agreement by which two workers clearly agree, or contradict each
 STEEP = 2.0  # how fast votes shrink that err together; 1 would make one vote of k copies
 CHANCE = 0.02  # agreement where votes are contested that is taken for chance
 BY_SIZE = 0.05  # agreement there that two strong workers may have, times the product of their sizes
-MOST = 0.5  # agreement there that nobody has by right
+EXPLAINABLE = 0.5  # the most agreement there that anything explains
 SHARED = (
     1.5  # a smaller divisor is taken for chance, too: equal workers keep equal weights, and ties stay ties
 )
@@ -168,7 +168,7 @@ def sharing(c: Tensor, sizes: Tensor) -> Tensor:
     _, most = usual(c)
     strong = (sizes[:, None] * sizes - 4).clamp_min(0)  # twice the usual strength explains nothing yet
     explained = most.clamp_min(0) + CHANCE + BY_SIZE * strong
-    explained = explained.clamp_max(MOST)
+    explained = explained.clamp_max(EXPLAINABLE)
     excess = (c - explained).clamp_min(0)
     excess.fill_diagonal_(0)
     divided_by = 1 + STEEP * excess.sum(1)

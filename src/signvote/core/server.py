@@ -256,9 +256,7 @@ class Server:
         report, arrive, sizes = self._arriving
         evidence = arrive()
         self._arriving = None
-        notices = self._notices(
-            report.round, evidence, sizes
-        )  # weights are this round's until the rule learns
+        notices = self._notices(report.round, evidence, sizes)  # before the rule forgets this round's weights
         self.rule.learn(evidence)
         self._remember(evidence.workers)
         mismatches = evidence.mismatches.sum(1)
