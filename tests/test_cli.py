@@ -19,6 +19,7 @@ from signvote.cli.training import Report
 from signvote.doctor import findings
 from signvote.errors import ConfigError
 from signvote.report import table
+from signvote.results import write
 from tests.test_package import command
 from tests.test_report import made_up_run, results_of
 
@@ -70,6 +71,17 @@ def test_together_from_the_command_line_gives_the_same_parameters(tmp_path: Path
     one, every = (checkpoint.load(tmp_path / name / "checkpoint.safetensors") for name in ("one", "all"))
     assert one["config"] == every["config"]
     assert all(torch.equal(p, every["model"][name]) for name, p in one["model"].items())
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.json.gz"])
+def test_train_does_not_write_over_the_results_of_other_runs(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, results_of(made_up_run()))
+    before = (tmp_path / name).read_bytes()
+    for resume in ([], ["--resume"]):
+        train = parse(["train", "--model", "mlp", "--rounds", "1", "--out", str(tmp_path), *resume])
+        with pytest.raises(ConfigError, match="holds the results of other runs; choose another --out"):
+            train.run()
+    assert (tmp_path / name).read_bytes() == before
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])

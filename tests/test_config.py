@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from signvote import ConfigError
 from signvote.sim import Config
@@ -14,12 +17,32 @@ from tests.test_sim import small
 def test_recipes() -> None:
     paper, tuned = small(recipe="paper"), small(recipe="tuned")
     assert (paper.step, paper.momentum, paper.schedule, paper.zeros) == (1e-3, 0.0, "constant", "abstain")
-    assert (tuned.step, tuned.momentum, tuned.schedule, tuned.zeros) == (1e-3, 0.9, "cosine", "coin")
+    assert (tuned.step, tuned.momentum, tuned.schedule, tuned.zeros) == (3e-3, 0.9, "cosine", "coin")
+    assert (paper.ramp, paper.decay, tuned.ramp, tuned.decay) == (0.0, 0.0, 0.05, 1.0)
     assert small(recipe="paper", step=0.5).step == 0.5
-    assert small("sgd").step == 0.1
-    assert [paper.step_at(t) for t in (1, 12)] == [1e-3, 1e-3]
-    assert tuned.step_at(1) == 1e-3
-    assert 0 < tuned.step_at(12) < 1e-4
+    assert small("sgd", recipe="paper").step == 0.1
+    assert small("adamw").step != small("sgd").step != tuned.step
+
+
+def test_a_constant_step_is_that_of_the_paper() -> None:
+    paper = small(recipe="paper", rounds=3000)
+    assert {paper.step_at(t) for t in range(1, 3001)} == {1e-3}
+
+
+@given(st.floats(1e-6, 10), st.floats(0, 1), st.integers(1, 200), st.sampled_from(["constant", "cosine"]))
+def test_the_step_rises_then_falls_and_never_exceeds_its_size(
+    step: float, ramp: float, rounds: int, schedule: Any
+) -> None:
+    config = small(step=step, ramp=ramp, rounds=rounds, schedule=schedule)
+    plain = replace(config, ramp=0.0)
+    steps = [config.step_at(t) for t in range(1, rounds + 1)]
+    for t, size in enumerate(steps, start=1):
+        assert 0 < size <= plain.step_at(t) <= step
+        if t >= ramp * rounds:
+            assert size == plain.step_at(t), "after the ramp nothing differs"
+    rising = [t for t in range(1, rounds + 1) if t <= ramp * rounds]
+    for t in rising:
+        assert steps[t - 1] == pytest.approx(plain.step_at(t) * t / (ramp * rounds))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +56,8 @@ def test_recipes() -> None:
         ({"seed": -1}, "seed is -1"),
         ({"step": 0.0}, "step is 0.0; it must be above 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"ramp": 1.5}, r"ramp is 1.5; it must be in \[0, 1\]"),
+        ({"decay": -1.0}, "decay is -1.0; it must be 0 or more"),
         ({"miss": 1.5}, "miss is 1.5"),
         ({"min_voters": 0}, "min_voters is 0; it must be in 1..4, the workers"),
         ({"min_voters": 5}, "min_voters is 5; it must be in 1..4, the workers"),

@@ -39,7 +39,7 @@ def test_a_lead_is_over_runs_of_the_same_conditions(setting: str, value: Any) ->
         ("pooled", {"mode": None, "batch_sizes": MODES[4]}),
         ("pooled", {"evaluate_every": 10}),
         ("pooled", {"sign_error": True}),
-        ("sgd", {"step": 0.1}),
+        ("sgd", {"step": 1.0, "decay": 1e-3}),
     ],
 )
 def test_what_is_no_condition_of_a_lead(rule: str, settings: dict[str, Any]) -> None:

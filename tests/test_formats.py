@@ -51,7 +51,15 @@ def toy() -> Task:
 
 def config(rule: str) -> Config:
     return Config(
-        task="toy", rule=rule, batch_sizes=(2, 4, 8), rounds=8, evaluate_every=2, options=RULES[rule]
+        task="toy",
+        rule=rule,
+        batch_sizes=(2, 4, 8),
+        rounds=8,
+        evaluate_every=2,
+        step=1e-3,
+        ramp=0.0,
+        decay=0.0,
+        options=RULES[rule],
     )
 
 

@@ -128,7 +128,8 @@ def test_notices_of_a_file_are_text_and_few(tmp_path: Path) -> None:
     text = page(results_of(run))
     assert "&lt;script&gt;alert(1)" in text
     assert "no parameter moved: 1,234" in text
-    assert "&lt;script>alert(1)&lt;/script> \\| x" in markdown(results_of(run))
+    assert "no parameter moved: 1,234 (and 1 more)\n" in markdown(results_of(run))
+    assert "&lt;script>alert(1)&lt;/script> \\| x\n" in markdown(results_of(run | {"undecided": 0}))
     path = tmp_path / "results.json"
     for name, wrong in (("notices", ["a"] * 101), ("notices", [1]), ("notices", "a"), ("undecided", -1)):
         path.write_text(json.dumps(results_of(run | {name: wrong})))

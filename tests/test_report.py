@@ -41,7 +41,7 @@ def made_up_run(
         "config": {
             "task": "mnist-10k", "model": "mnist-cnn", "rule": rule, "recipe": "tuned", "mode": mode,
             "workers": len(sizes), "batch_sizes": sizes,
-            "rounds": rounds, "seed": seed, "step": 0.001, "momentum": 0.9, "zeros": "coin",
+            "rounds": rounds, "seed": seed, "step": 0.003, "ramp": 0.05, "decay": 1.0, "momentum": 0.9, "zeros": "coin",
             "split": "shared", "attack": None, "schedule": "cosine",
         } | settings,
         "versions": {"signvote": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},

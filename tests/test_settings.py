@@ -11,6 +11,7 @@ from signvote.cli import COMMANDS, parse
 from signvote.cli.flags import settings_of
 from signvote.results import COLUMNS
 from signvote.settings import (
+    FLOATS,
     FROM_RECIPE,
     RECIPES,
     SETTINGS,
@@ -27,7 +28,7 @@ from signvote.sim.study import KNOWN, LISTS
 OTHER: dict[str, Any] = {
     "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp", "mode": 4, "workers": 12, "total": 240,
     "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "schedule": "constant",
-    "zeros": "abstain", "decay": 0.1, "feedback": True, "top": 0.1, "split": "iid", "attack": "invert:1",
+    "ramp": 0.5, "zeros": "abstain", "decay": 0.1, "feedback": True, "top": 0.1, "split": "iid", "attack": "invert:1",
     "miss": 0.1, "absent": ("0:1",), "min_voters": 2, "evaluate_every": 7, "test_batch": 8, "sign_error": True,
     "options": {"cap": 2.0},
 }  # fmt: skip
@@ -97,7 +98,7 @@ def test_a_recipe_decides_what_has_no_default() -> None:
     optional = set(left_open) - set(RECIPES["paper"])
     assert optional == {"model", "mode", "top", "attack"}, "of these None is a value"
     for recipe in RECIPES:
-        for rule in ("weighted", "sgd"):
+        for rule in ("weighted", *FLOATS[recipe]):
             config = made(recipe=recipe, rule=rule)
             assert all(getattr(config, name) is not None for name in RECIPES[recipe])
             assert unusual(config.as_dict()).keys() <= {"task", "rule", "recipe", "mode", "batch_sizes"}
@@ -107,4 +108,16 @@ def test_what_was_not_given_is_completed() -> None:
     config = made(rule="sgd", recipe="paper").as_dict()
     given = {name: config[name] for name in ("task", "rule", "recipe", "mode", "batch_sizes")}
     assert completed(given) == config
+
+
+def test_a_run_of_before_the_ramp_had_none() -> None:
+    """Whatever the recipe of today says."""
+    old = made(recipe="tuned", step=1e-3, decay=0.0, ramp=0.0).as_dict()
+    del old["ramp"]
+    assert completed(old)["ramp"] == 0.0
+    assert unusual(completed(old)).keys() >= {"step", "decay", "ramp"}
+    assert made(recipe="tuned").ramp > 0
+
+
+def test_a_recipe_of_a_later_signvote_decides_nothing() -> None:
     assert recipe_of({"recipe": "of a later signvote"}) == {}

@@ -315,10 +315,10 @@ def test_a_committed_study_holds_every_run_of_its_file(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the rule:FutureWarning")
-@pytest.mark.parametrize(("name", "seeds"), [("fig1-mnist", 3), ("fig1-cifar10", 3)])
-def test_the_papers_studies(name: str, seeds: int) -> None:
+@pytest.mark.parametrize(("name", "curves"), [("fig1-mnist", 4), ("fig1-cifar10", 5)])
+def test_the_papers_studies(name: str, curves: int) -> None:
     runs = list(read_study(PAPER / f"{name}.toml").values())
-    assert len(runs) == 4 * 4 * seeds
+    assert len(runs) == curves * 4 * 3
     assert {(c.rounds, c.evaluate_every, c.workers, sum(c.batch_sizes)) for c in runs} == {
         (3000, 100, 15, 960)
     }
@@ -326,7 +326,7 @@ def test_the_papers_studies(name: str, seeds: int) -> None:
     assert {(c.step, c.momentum, c.schedule, c.zeros) for c in authors} == {
         (1e-3, 0.0, "constant", "abstain")
     }
-    assert {c.rule for c in runs if c.recipe == "tuned"} == {"weighted"}
+    assert {c.rule for c in runs if c.recipe == "tuned"} <= {"majority", "weighted"}
     assert all(c.options == ({"zero_is_symbol": True} if c.rule == "it-signsgd" else {}) for c in runs)
 
 

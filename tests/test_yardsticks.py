@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from signvote import checkpoint
 from signvote.core.bits import Zeros
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.kernels.reference import pack
 from signvote.sim import Config, Run
 from signvote.sim.machine import Machine
-from signvote.sim.yardsticks import mean, median, messages
+from signvote.sim.yardsticks import Adam, mean, median, messages
 from signvote.tasks import Task
 from tests.test_attacks import finished
 
@@ -38,7 +40,7 @@ def test_an_attacker_sends_its_own_magnitudes_with_the_signs_of_its_attack() -> 
     assert sizes == (4, 8)
 
 
-@pytest.mark.parametrize("rule", ["sgd", "median"])
+@pytest.mark.parametrize("rule", ["sgd", "median", "adamw"])
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_together_as_one_by_one(digits: Task, rule: str, recipe: str) -> None:
     config = small(rule, recipe=recipe, miss=0.2, attack="invert:2", decay=0.01)
@@ -57,6 +59,33 @@ def test_one_attacker_turns_the_mean_and_not_the_median(digits: Task) -> None:
         return float(torch.nn.functional.cosine_similarity(x - start, truth - start, dim=0))
 
     assert along("sgd") < 0.3 < along("median")
+
+
+def test_adamw_is_that_of_torch() -> None:
+    x = torch.randn(50)
+    ours, theirs = x.clone(), x.clone()
+    adam = Adam(ours, 0.9)
+    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.999), weight_decay=0.5)
+    for _ in range(20):
+        theirs.grad = torch.randn(50)
+        ours.mul_(1 - 0.01 * 0.5).sub_(adam.scaled(theirs.grad), alpha=0.01)
+        optimizer.step()
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "adamw"])
+def test_a_yardstick_goes_on_bit_for_bit(digits: Task, rule: str, tmp_path: Path) -> None:
+    config = small(rule, miss=0.2)
+    whole, part, rest = (Run(config, digits) for _ in range(3))
+    for _ in range(4):
+        whole.step()
+    for _ in range(2):
+        part.step()
+    checkpoint.save(tmp_path / "run", part.state_dict())
+    rest.load_state_dict(checkpoint.load(tmp_path / "run"))
+    for _ in range(2):
+        rest.step()
+    assert torch.equal(rest.gradients.x, whole.gradients.x)
 
 
 def test_nobody_there(digits: Task) -> None:

@@ -21,24 +21,47 @@ Schedule = Literal["constant", "cosine"]
 Zeros = Literal["coin", "abstain"]
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {"step": 1e-3, "momentum": 0.0, "schedule": "constant", "zeros": "abstain"},
-    "tuned": {"step": 1e-3, "momentum": 0.9, "schedule": "cosine", "zeros": "coin"},
+    "paper": {
+        "step": 1e-3,
+        "momentum": 0.0,
+        "schedule": "constant",
+        "ramp": 0.0,
+        "decay": 0.0,
+        "zeros": "abstain",
+    },
+    "tuned": {
+        "step": 3e-3,
+        "momentum": 0.9,
+        "schedule": "cosine",
+        "ramp": 0.05,
+        "decay": 1.0,
+        "zeros": "coin",
+    },
 }
-FLOATS = ("sgd", "median")  # rules that step by gradients instead of signs: their steps have another scale
-SGD_STEP = 0.1
+FLOATS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {"sgd": {"step": 0.1}, "median": {"step": 0.1}, "adamw": {"step": 1e-3}},
+    "tuned": {
+        "sgd": {"step": 1.0, "decay": 1e-3},
+        "median": {"step": 1.0, "decay": 1e-3},
+        "adamw": {"step": 8e-3, "decay": 0.5},
+    },
+}  # what a recipe means for rules that step by gradients instead of signs: their steps have another scale
 FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
 
 
-def about(text: str, *, in_name: bool = True, is_condition: bool = True) -> dict[str, Any]:
+def about(
+    text: str, *, in_name: bool = True, is_condition: bool = True, before: Any = MISSING
+) -> dict[str, Any]:
     """Metadata of a setting.
 
     Args:
         text: the help text of its flag.
         in_name: whether the name of a run's folder shows it if it is unusual.
         is_condition: whether runs that differ in it must not be compared.
+        before: its value in runs that were made before it existed, if that is not its default.
 
     """
-    return {"text": text, "in_name": in_name, "is_condition": is_condition}
+    return {"text": text, "in_name": in_name, "is_condition": is_condition, "before": before}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +81,8 @@ class Settings:
     recipe: str = field(
         default="tuned",
         metadata=about(
-            "paper: constant step 1e-3, no momentum, zeros abstain. tuned: cosine step, momentum 0.9, one strict bit.",
+            "paper: constant step 1e-3, no momentum, zeros abstain."
+            " tuned: momentum 0.9, a step of 3e-3 that rises and falls, decay 1, one strict bit.",
             in_name=False,
         ),
     )
@@ -104,15 +128,22 @@ class Settings:
     )
     schedule: Schedule = field(
         default=FROM_RECIPE,
-        metadata=about("How the step changes; default: the recipe's."),
+        metadata=about("How the step falls; default: the recipe's."),
+    )
+    ramp: float = field(
+        default=FROM_RECIPE,
+        metadata=about(
+            "Share of the rounds over which the step rises to its full size; default: the recipe's.",
+            before=0.0,
+        ),
     )
     zeros: Zeros = field(
         default=FROM_RECIPE,
         metadata=about("What a zero gradient votes; default: the recipe's."),
     )
     decay: float = field(
-        default=0.0,
-        metadata=about("Weight decay."),
+        default=FROM_RECIPE,
+        metadata=about("Weight decay: x <- (1 - step * decay) x in each round; default: the recipe's."),
     )
     feedback: bool = field(
         default=False,
@@ -201,26 +232,27 @@ def default_of(setting: Field[Any]) -> Any:
 def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the recipe of a run decides; empty if the recipe is unknown.
 
-    >>> recipe_of({"recipe": "tuned", "rule": "sgd"})["step"]
+    >>> recipe_of({"recipe": "paper", "rule": "sgd"})["step"]
     0.1
     """
-    recipe = RECIPES.get(settings.get("recipe", "tuned"), {})
-    if recipe and settings.get("rule") in FLOATS:
-        return recipe | {"step": SGD_STEP}
-    return dict(recipe)
+    name = settings.get("recipe", "tuned")
+    if name not in RECIPES:
+        return {}
+    scales = [scale for rule, scale in FLOATS[name].items() if rule == settings.get("rule")]
+    return RECIPES[name] | (scales[0] if scales else {})
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings: those not given come from the recipe, or else are at their default."""
-    usual = _usual(settings)
-    return {name: settings.get(name, usual.get(name)) for name in SETTINGS}
+    """All settings of a run that was made: those that it does not have did not exist yet."""
+    given = _usual(settings) | _before() | dict(settings)
+    return {name: given.get(name) for name in SETTINGS}
 
 
 def unusual(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that differ from the recipe and from their default; those that a recipe decides come last.
 
-    >>> unusual({"task": "mnist", "step": 0.01, "momentum": 0.9, "decay": 0.1})
-    {'task': 'mnist', 'decay': 0.1, 'step': 0.01}
+    >>> unusual({"task": "mnist", "step": 0.01, "momentum": 0.9, "miss": 0.1})
+    {'task': 'mnist', 'miss': 0.1, 'step': 0.01}
     """
     usual = _usual(settings)
     found = {name: value for name, value in settings.items() if value != usual.get(name, MISSING)}
@@ -236,11 +268,17 @@ def conditions(settings: Mapping[str, Any]) -> dict[str, Any]:
     values count, because the usual step of `sgd` differs from that of a vote. Settings that this version does not
     know count as well.
 
-    >>> conditions({"task": "mnist", "rule": "sgd", "seed": 3, "step": 0.1, "decay": 0.1})
-    {'task': 'mnist', 'decay': 0.1}
+    >>> conditions({"task": "mnist", "recipe": "paper", "rule": "sgd", "seed": 3, "step": 0.1, "miss": 0.1})
+    {'task': 'mnist', 'recipe': 'paper', 'miss': 0.1}
     """
     free = {name for name, setting in SETTINGS.items() if not setting.metadata["is_condition"]}
     return {name: value for name, value in unusual(settings).items() if name not in free}
+
+
+def _before() -> dict[str, Any]:
+    """The settings that runs made before they existed had at another value than their default."""
+    values = {name: setting.metadata["before"] for name, setting in SETTINGS.items()}
+    return {name: value for name, value in values.items() if value is not MISSING}
 
 
 def _usual(settings: Mapping[str, Any]) -> dict[str, Any]:

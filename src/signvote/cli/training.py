@@ -90,10 +90,7 @@ class Train(Where):
         from signvote.tasks import load_task
 
         config = Config(**settings_of(self))
-        if (self.out / "checkpoint.safetensors").exists() and not self.resume:
-            raise ConfigError(
-                f"{self.out} holds a run already; add --resume to continue it, or choose another --out"
-            )
+        self._check_out()
         machine = self.machine()
         trackers = [tracker(self.out) for tracker in self.trackers()]
         task = load_task(config.task, self.data_dir, config.model)
@@ -110,6 +107,18 @@ class Train(Where):
         show(results_of([result], _command()), self.out)
         if result["status"] == "interrupted":
             Console().print(f"Stopped after round {result['rounds_done']}; continue with --resume.")
+
+    def _check_out(self) -> None:
+        """Refuse a folder whose results would be lost."""
+        from signvote.results import results_file
+
+        if (self.out / "checkpoint.safetensors").exists():
+            if not self.resume:
+                raise ConfigError(
+                    f"{self.out} holds a run already; add --resume to continue it, or choose another --out"
+                )
+        elif results_file(self.out).exists():
+            raise ConfigError(f"{self.out} holds the results of other runs; choose another --out")
 
 
 @dataclass(frozen=True, kw_only=True)

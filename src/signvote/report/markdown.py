@@ -39,13 +39,14 @@ def markdown(results: Results) -> str:
 
 
 def _notices(experiments: list[Experiment]) -> Iterable[str]:
-    """A list of what was noticed about workers; nothing if nothing was."""
+    """A line for each run in which something was noticed about workers: the first notice, and how many follow."""
     runs = noticed(experiments)
     if runs:
         yield "\nNotices:\n"
     for run in runs:
-        for text in run.texts:
-            yield f"- {_plain(run.run)} ({_plain(run.conditions)}): {_plain(text)}"
+        first, *others = run.texts
+        more = f" (and {len(others)} more)" if others else ""
+        yield f"- {_plain(run.run)} ({_plain(run.conditions)}): {_plain(first)}{more}"
 
 
 def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:

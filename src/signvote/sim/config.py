@@ -14,7 +14,7 @@ from signvote.settings import RECIPES, SETTINGS, Schedule, Settings, recipe_of
 from signvote.sim.attacks import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
 
-YARDSTICKS = ("oracle", "sgd", "median")  # see sim/yardsticks.py
+YARDSTICKS = ("oracle", "sgd", "median", "adamw")  # see sim/yardsticks.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class Config(Settings):
         self._require("seed", 0 <= self.seed < 2**63, "in 0..2^63-1")
         self._require("step", 0 < self.step < math.inf, "above 0")
         self._require("momentum", 0 <= self.momentum < 1, "in [0, 1)")
+        self._require("ramp", 0 <= self.ramp <= 1, "in [0, 1]")
         self._require("decay", 0 <= self.decay < math.inf, "0 or more")
         self._require("top", self.top is None or 0 < self.top <= 1, "in (0, 1]")
         self._require("miss", 0 <= self.miss <= 1, "in [0, 1]")
@@ -71,11 +72,11 @@ class Config(Settings):
             raise ConfigError(f"{name} is {getattr(self, name)}; it must be {wanted}")
 
     def step_at(self, round: int) -> float:
-        """The step of a round, from 1: constant, or half a cosine from `step` to 0."""
-        if self.schedule == "constant":
-            return self.step
-        angle = math.pi * (round - 1) / self.rounds
-        return self.step * (1 + math.cos(angle)) / 2
+        """The step of a round, from 1: constant, or half a cosine from `step` to 0; smaller in the first rounds."""
+        rising = self.ramp * self.rounds
+        risen = min(1.0, round / rising) if rising else 1.0
+        angle = 0.0 if self.schedule == "constant" else math.pi * (round - 1) / self.rounds
+        return self.step * risen * (1 + math.cos(angle)) / 2
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:

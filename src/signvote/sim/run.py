@@ -22,7 +22,7 @@ from signvote.sim.phases import Phases
 from signvote.sim.setup import Workshop, make_assignment, make_server, make_workers
 from signvote.sim.state import load_state, state_of
 from signvote.sim.warmup import warm_up
-from signvote.sim.yardsticks import AGGREGATES, float_bytes, messages
+from signvote.sim.yardsticks import AGGREGATES, Adam, float_bytes, messages
 from signvote.tasks import Task
 
 log = logging.getLogger("signvote")
@@ -58,6 +58,7 @@ class Run:
         self.workers = make_workers(work, task, self.machine, cache, self.phases)
         self.encoder = Encoder(self.layout, 0, work.encoding, run=config.seed)  # the oracle's
         self.server = make_server(work, self.layout)  # None: a yardstick
+        self.adam = Adam(self.gradients.x, config.momentum) if config.rule == "adamw" else None
         self.round = 0
         self.machines: list[dict[str, Any]] = []  # that computed the rounds
         self.history = empty_history()
@@ -173,7 +174,7 @@ class Run:
             self._apply(t, planes)
 
     def _average(self, t: int, voters: list[int]) -> None:
-        """Step by a mean or median of floats."""
+        """Step by a mean or median of floats, or by what Adam makes of it."""
         self._note_floats(voters)
         votes = self.workers.votes(t, voters)
         sent = self.workers.work.attacked(votes, t, self.last_decision)
@@ -181,6 +182,8 @@ class Run:
         if len(received) >= self.config.min_voters:
             with self.phases.timed("apply"):
                 move = AGGREGATES[self.config.rule](received, sizes)
+                if self.adam is not None:
+                    move = self.adam.scaled(move)
                 self._decayed(t).sub_(move, alpha=self.config.step_at(t))
 
     def _note_floats(self, voters: list[int]) -> None:

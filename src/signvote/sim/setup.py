@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -28,9 +28,12 @@ def make_assignment(config: Config, task: Task) -> Assignment:
     """The work of a run."""
     parts = split(task.train.labels, config.workers, config.split, config.seed)
     names = [field.name for field in fields(Encoding)]
+    encoding = Encoding(**{name: getattr(config, name) for name in names})
+    if config.rule == "adamw":  # its server averages
+        encoding = replace(encoding, momentum=0.0)
     return Assignment(
         config=config,
-        encoding=Encoding(**{name: getattr(config, name) for name in names}),
+        encoding=encoding,
         sampler=Sampler(parts, config.batch_sizes, config.seed),
         absences=parse_absences(config.absent, config.workers),
         hostility=parse_attack(config.attack, config.workers),

@@ -35,6 +35,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "round": run.round,
         "model": {name: p.detach() for name, p in run.model.state_dict().items()},
         "server": None if run.server is None else run.server.state_dict(),
+        "adam": None if run.adam is None else run.adam.state_dict(),
         "averages": [memory.average for memory in memories],
         "residuals": [memory.residual for memory in memories],
         "decision": None if run.last_decision is None else list(run.last_decision),
@@ -112,6 +113,8 @@ def _load(run: Run, state: dict[str, Any]) -> None:
     run.encoder.memory = memories[0].map(lambda kept: kept.to(device))
     if run.server is not None:
         run.server.load_state_dict(state["server"])
+    if run.adam is not None:
+        run.adam.load_state_dict(state["adam"])
     run.round = state["round"]
     run.history = state["history"]
     run.phases.seconds = seconds

@@ -21,12 +21,12 @@ from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.core.vote import Votes
 from signvote.kernels import Planes, words_for
-from signvote.settings import FLOATS
 from signvote.sim.attacks import Hostility, stacked
 from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.sim.phases import Phases
 from signvote.sim.population import Absence, Sampler, present
+from signvote.sim.yardsticks import AGGREGATES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class OneByOne(Workers):
             gradient = self._gradient(m, t)
             with self.phases.timed("encode"):
                 planes.append(self.encoders[m].encode(t, gradient))
-            if self.work.config.rule in FLOATS:
+            if self.work.config.rule in AGGREGATES:
                 self._signals.append(gradient.clone())
         if not planes:
             nothing = torch.zeros(0, words_for(self.layout.size), dtype=torch.int64)

@@ -3,12 +3,15 @@
     oracle    the sign of the mean gradient of all samples, without attackers
     sgd       that mean itself; one attacker can turn it
     median    the median of the workers' gradients in each coordinate; it takes half of the workers to turn it
+    adamw     AdamW of the mean gradient; the server keeps its two averages
 
-An attacker of sgd or median sends its own magnitudes with the signs of its attack, so every yardstick and rule
+An attacker of sgd, median or adamw sends its own magnitudes with the signs of its attack, so every yardstick and rule
 faces the same attack. A real attacker could do more: it could scale its floats.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +20,8 @@ from signvote.core.bits import unpack_signs
 from signvote.core.vote import Votes
 
 FLOAT32_BYTES = 4
+BETA2 = 0.999  # of Adam; its first beta is the setting `momentum`
+EPSILON = 1e-8  # of Adam
 
 
 def float_bytes(n: int) -> int:
@@ -62,4 +67,43 @@ def median(sent: Tensor, batch_sizes: tuple[int, ...]) -> Tensor:
     return (lower + upper) / 2
 
 
-AGGREGATES = {"sgd": mean, "median": median}
+AGGREGATES = {"sgd": mean, "median": median, "adamw": mean}
+
+
+class Adam:
+    """What AdamW makes of a gradient. Its weight decay is that of every rule, so the run does it.
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        x <- (1 - step * decay) x - step * m' / (sqrt(v') + epsilon)       m' and v' are m and v without bias
+
+    Args:
+        like: the parameters, as one vector.
+        beta1: its momentum.
+
+    """
+
+    def __init__(self, like: Tensor, beta1: float) -> None:
+        self.beta1 = beta1
+        self.m = torch.zeros_like(like)
+        self.v = torch.zeros_like(like)
+        self.steps = 0
+
+    def scaled(self, gradient: Tensor) -> Tensor:
+        """What the run steps by after this gradient: m' / (sqrt(v') + epsilon)."""
+        self.steps += 1
+        self.m.lerp_(gradient, 1 - self.beta1)
+        self.v.lerp_(gradient.square(), 1 - BETA2)
+        m = self.m / (1 - self.beta1**self.steps)
+        v = self.v / (1 - BETA2**self.steps)
+        return m / (v.sqrt() + EPSILON)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages and their number of steps."""
+        return {"m": self.m, "v": self.v, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.m.copy_(state["m"])
+        self.v.copy_(state["v"])
+        self.steps = int(state["steps"])
