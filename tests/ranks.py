@@ -109,7 +109,7 @@ def task() -> Task:
 
 def config(rule: str, world: int, rounds: int, **more: Any) -> Config:
     sizes = tuple(3 + 5 * (r % 3) for r in range(world))
-    settings = {"evaluate_every": rounds, "step": 3e-3, **more}
+    settings = {"evaluate_every": rounds, "step": 3e-3, "decay": 0.0, **more}  # decay is the optimizer's
     if rule == "it-signsgd":
         settings["options"] = {"warmup": 5}
     return Config(task="points", rule=rule, batch_sizes=sizes, rounds=rounds, seed=7, **settings)

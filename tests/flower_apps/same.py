@@ -53,6 +53,7 @@ def main(grid: Grid, context: Context) -> None:
             step=config.step_at,
             momentum=config.momentum or 0.0,
             zeros=config.zeros or "coin",
+            decay=config.decay,
             run=config.seed,
             min_nodes=config.workers,
             min_ballots=config.workers,
