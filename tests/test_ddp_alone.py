@@ -106,6 +106,7 @@ def gradients_of(model: nn.Module) -> list[Tensor | None]:
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.filterwarnings("ignore:the optimizer's momentum")
 @pytest.mark.parametrize("over_ddp", [True, False])
 @pytest.mark.parametrize("views", [True, False])
 @pytest.mark.parametrize("amp", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from torch import Tensor
 from signvote.core.layout import Layout
 from signvote.engines.ddp.shares import Shares
 from signvote.kernels import Planes, backend
+
+
+class Bucket(NamedTuple):
+    """A bucket of DDP that waits for the decision."""
+
+    buffer: Tensor
+    parameters: list[Tensor]
+    views: list[Tensor]  # of the buffer, shaped like the parameters
+    future: torch.futures.Future[Tensor]
 
 
 class Gradients:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from signvote.engines.ddp.state import Bucket, VoteState
+from signvote.engines.ddp.gradients import Bucket
+from signvote.engines.ddp.state import VoteState
 from signvote.engines.ddp.torch_names import GradBucket, after_backward
 from signvote.kernels import Planes
 
@@ -52,6 +53,8 @@ def _decide(state: VoteState, entered: float) -> None:
 def _held(state: VoteState, entered: float) -> Planes:
     """Hold the vote; log what was noticed, on one rank, because all know the same."""
     decision = state.decide(entered)
+    if state.report.is_decided:
+        state.steps.voted(1.0 if state.scaler is None else state.scaler.get_scale())
     if state.group.rank == 0:
         for notice in state.report.notices:
             log.warning("signvote: %s", notice)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,12 @@ from signvote.engines.ddp import drift
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
-from signvote.engines.ddp.gradients import Gradients
+from signvote.engines.ddp.gradients import Bucket, Gradients
 from signvote.engines.ddp.handshake import Handshake, check_model, settings_of
 from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.engines.ddp.shares import Shares
 from signvote.engines.ddp.status import Status, gathered
+from signvote.engines.ddp.steps import StepWatch
 from signvote.errors import ConfigError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import WORD, Planes, words_for
@@ -47,15 +48,6 @@ from signvote.kernels import WORD, Planes, words_for
 VERSION = 1
 CHUNK = 2**21  # coordinates that travel together
 CHECK_EVERY = 100  # rounds
-
-
-class Bucket(NamedTuple):
-    """A bucket of DDP that waits for the decision."""
-
-    buffer: Tensor
-    parameters: list[Tensor]
-    views: list[Tensor]  # of the buffer, shaped like the parameters
-    future: torch.futures.Future[Tensor]
 
 
 class VoteState:
@@ -79,7 +71,7 @@ class VoteState:
         scaler: AMP's scaler, if there is one: gradients are unscaled before the vote and decisions scaled.
         overlap: chunks travel while the rest of the gradients is computed; False: the same, one after the other.
         timeout: seconds to wait for a rank; the error names the ranks that are alive.
-        check_every: rounds between two looks whether all ranks still have the same parameters; 0: never.
+        check_every: rounds between two looks whether ranks have equal parameters and step by decisions; 0: never.
         chunk: coordinates that travel together.
         group: the process group of the ranks that vote; None: all.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
@@ -156,6 +148,7 @@ class VoteState:
         self.balancer = balancer
         self.scaler = scaler
         self.stopwatch = Stopwatch()
+        self.steps = StepWatch(self.parameters.values(), check_every)
         self.memory = self._no_memory()
         self.buckets: list[Bucket] = []  # of DDP, in this round
         self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
