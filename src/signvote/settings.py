@@ -73,7 +73,7 @@ class Settings:
     )
     rule: str = field(
         metadata=about(
-            "A rule that `signvote rules` explains, or one of the references oracle, sgd and median.",
+            "A rule that `signvote rules` explains, or a yardstick: oracle, sgd, median or adamw.",
             in_name=False,
             is_condition=False,
         ),
