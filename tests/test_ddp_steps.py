@@ -79,6 +79,19 @@ def test_clipping_that_changes_nothing_is_harmless(over_ddp: bool) -> None:
     assert trained(over_ddp, between=clip(1e6)) == []
 
 
+def test_a_parameter_of_no_elements_hides_nothing() -> None:
+    model = deep()
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    state = VoteState(model, "majority")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loss = nn.functional.cross_entropy(model(torch.randn(8, INPUTS)), torch.randint(3, (8,)))
+    loss.backward()  # type: ignore[no-untyped-call]
+    vote_gradients(state)
+    clip(1.0)(model)
+    with pytest.raises(EngineError, match="changed between"):
+        optimizer.step()
+
+
 def test_noise_on_a_decision_is_refused() -> None:
     def noise(model: nn.Module) -> None:
         for p in model.parameters():

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from signvote import checkpoint
+from signvote import StateError, checkpoint
 from signvote.core.bits import Zeros
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
@@ -86,6 +87,16 @@ def test_a_yardstick_goes_on_bit_for_bit(digits: Task, rule: str, tmp_path: Path
     for _ in range(2):
         rest.step()
     assert torch.equal(rest.gradients.x, whole.gradients.x)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(1), torch.zeros(3, dtype=torch.int64)])
+def test_averages_of_another_shape_are_refused(digits: Task, wrong: Tensor) -> None:
+    run = Run(small("adamw"), digits)
+    run.step()
+    state = run.state_dict()
+    state["adam"]["v"] = wrong
+    with pytest.raises(StateError, match="the checkpoint is damaged: a memory is"):
+        Run(small("adamw"), digits).load_state_dict(state)
 
 
 def test_nobody_there(digits: Task) -> None:

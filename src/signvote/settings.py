@@ -238,8 +238,11 @@ def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     name = settings.get("recipe", "tuned")
     if name not in RECIPES:
         return {}
-    scales = [scale for rule, scale in FLOATS[name].items() if rule == settings.get("rule")]
-    return RECIPES[name] | (scales[0] if scales else {})
+    recipe = dict(RECIPES[name])
+    for rule, scale in FLOATS[name].items():
+        if rule == settings.get("rule"):  # of a damaged file it may be anything
+            recipe |= scale
+    return recipe
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:

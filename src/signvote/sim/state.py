@@ -107,6 +107,9 @@ def _load(run: Run, state: dict[str, Any]) -> None:
     described = {"from_round", *run.machine.named()}
     if not all(described <= machine.keys() for machine in state["machines"]):
         raise StateError("the checkpoint is damaged: it does not describe its machines")
+    if run.adam is not None:
+        for name in ("m", "v"):
+            _memory(run, state["adam"][name])
     run.model.load_state_dict(state["model"])
     run.workers.load_memories(memories)
     device = run.gradients.x.device
@@ -123,9 +126,9 @@ def _load(run: Run, state: dict[str, Any]) -> None:
 
 
 def _memory(run: Run, kept: Tensor | None) -> Tensor | None:
-    """A memory of a worker that has the shape of a gradient."""
+    """A memory that has the shape of a gradient."""
     if kept is not None and (kept.shape != run.gradients.x.shape or not kept.is_floating_point()):
         raise StateError(
-            f"the checkpoint is damaged: a worker's memory is {tuple(kept.shape)} numbers of {kept.dtype}"
+            f"the checkpoint is damaged: a memory is {tuple(kept.shape)} numbers of {kept.dtype}"
         )
     return kept

@@ -105,8 +105,10 @@ def _unusual(optimizer: torch.optim.Optimizer) -> list[str]:
 
 def _check_gradients(parameters: Iterable[Tensor], allowed: tuple[float, ...]) -> None:
     """Raise if the smallest tensor's gradients are not what the vote left."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    sizes = min(gradients, key=Tensor.numel).detach().abs() if gradients else torch.zeros(0)
+    gradients = [p.grad for p in parameters if p.grad is not None and p.numel()]
+    if not gradients:
+        return
+    sizes = min(gradients, key=Tensor.numel).detach().abs()
     sizes = sizes[sizes > 0].double()  # 0: not decided
     if not sizes.numel():
         return
