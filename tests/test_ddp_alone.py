@@ -140,14 +140,14 @@ def test_below_the_quorum_no_optimizer_moves_a_parameter(
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
     first = step()
-    state.server.min_voters = 2
+    state.poll.server.min_voters = 2
     assert torch.equal(step(), first)
     assert torch.equal(step(), first)
     assert not state.report.is_decided
-    assert state.server.watch.undecided == 2
+    assert state.poll.server.watch.undecided == 2
     assert caplog.text.count("signvote: round 2: fewer than 2 voted, so no parameter moved") == 1
     assert amp or gradients_of(model) == [None] * len(list(model.parameters()))
-    state.server.min_voters = 1
+    state.poll.server.min_voters = 1
     assert not torch.equal(step(), first)
     assert state.report.is_decided
 

@@ -228,5 +228,5 @@ def test_settings_of_the_check(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="check_every is -1; it must be 0 or more rounds"):
         VoteState(nn.Linear(2, 2), check_every=-1)
     state = VoteState(nn.Linear(2, 2))
-    assert state.check_every == 100
+    assert state.poll.check_every == 100
     assert load(tmp_path, state) is None

@@ -87,7 +87,7 @@ def test_the_sum_of_what_all_ranks_count_arrives_exactly(
         rule.own(shares.owned(rank))
     evidence = [counted(rule, shares, rank, workers, dense) for rank, rule in enumerate(rules)]
     groups = getattr(rules[0], "groups", [(0, layout.size)])
-    packings = Packings(groups, shares, dense=dense)
+    packings = Packings(groups, [shares.owned(rank) for rank in range(world)], dense=dense)
     packing = packings.of(evidence[0])
     assert all(packings.of(each) is packing for each in evidence)
     messages = torch.stack([packing.pack(in_a_row(each), rank) for rank, each in enumerate(evidence)])
@@ -107,7 +107,7 @@ def test_counts_that_do_not_fit_are_said_not_to_fit(field: str, damage: int) -> 
     """A rule of somebody's own may count something else: then the counts travel whole."""
     layout = Layout([("w", (300,))])
     shares = Shares.of(300, 2, 300)
-    packings = Packings([(0, 300)], shares, dense=True)
+    packings = Packings([(0, 300)], [shares.owned(rank) for rank in range(2)], dense=True)
     rule = make_rule("weighted", layout)
     mine, other = (counted(rule, shares, rank, 2, True) for rank in range(2))
     packing = packings.of(mine)
@@ -125,7 +125,8 @@ def test_the_size_of_a_message() -> None:
     rule = make_rule("weighted", layout, per="tensor")
     evidence = counted(rule, shares, 0, 8, True)
     whole = in_a_row(evidence).nbytes
-    packed = 8 * Packings(rule.groups, shares, dense=True).of(evidence).words  # type: ignore[attr-defined]
+    owned = [shares.owned(rank) for rank in range(8)]
+    packed = 8 * Packings(rule.groups, owned, dense=True).of(evidence).words  # type: ignore[attr-defined]
     touched = math.ceil(52 / 8) + 2
     assert whole == 8 * 52 * 2 * 8
     assert packed <= 8 + touched * 2 * (8 + 1)

@@ -216,7 +216,7 @@ def in_a_group(rank: int, world: int) -> list[int]:
     for t in range(1, 2 + rank):
         backward(model, rank, t, 1, torch.float32)
         vote_gradients(state)
-    return [state.group.world, state.round]
+    return [state.poll.team.voters.world, state.round]
 
 
 def test_a_group_of_ones_own(answers: list[dict[Any, Any]]) -> None:

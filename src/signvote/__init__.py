@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from signvote.core.trust import CountTrust, Evidence, Trust
     from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, scaled
     from signvote.core.worker import Worker
+    from signvote.engines.ddp.optimizer import Vote
     from signvote.kernels import Coin, Planes
 
 __version__ = "0.1.0"
@@ -59,6 +60,7 @@ __all__ = [
     "SignVoteError",
     "StateError",
     "Trust",
+    "Vote",
     "Voters",
     "Votes",
     "WeightedRule",
@@ -84,6 +86,7 @@ _HOMES = {
     "Rule": "signvote.core.rule",
     "Server": "signvote.core.server",
     "Trust": "signvote.core.trust",
+    "Vote": "signvote.engines.ddp.optimizer",
     "Voters": "signvote.core.vote",
     "Votes": "signvote.core.vote",
     "WeightedRule": "signvote.core.rule",

@@ -41,7 +41,12 @@ MAGIC = b"SVOT"
 VERSION = 1
 HEADER = struct.Struct("<4s4BQ16s3Q2I")
 NON_FINITE = 1
-REASONS = {0: "", NON_FINITE: "non-finite gradient"}  # why a worker abstains for a whole round
+NO_GRADIENT = 2
+REASONS = {
+    0: "",
+    NON_FINITE: "non-finite gradient",
+    NO_GRADIENT: "no gradient",
+}  # why a worker abstains for a whole round
 
 
 class Kind(IntEnum):

@@ -91,6 +91,7 @@ def encode(
     encoding: Encoding,
     coin: Coin | Coins | None,
     *,
+    momentum: float | Tensor | None = None,
     out: Tensor | None = None,
 ) -> Encoded:
     """Encode gradients (..., n). The caller keeps the new memory if the signal was finite.
@@ -100,10 +101,12 @@ def encode(
         memory: before this round.
         encoding: the settings.
         coin: of the worker, round and first coordinate; one for each row; None: zeros abstain.
+        momentum: beta of this round, or one for each coordinate; None: the encoding's.
         out: where to write the new average, such as the gradient's own memory; None: into new memory.
 
     """
-    signal, average = _averaged(gradient, memory.average, encoding, out)
+    beta = encoding.momentum if momentum is None else momentum
+    signal, average = _averaged(gradient, memory.average, beta, out)
     if memory.residual is not None:
         signal = signal + memory.residual
     planes, finite = sign_planes(signal, coin)
@@ -124,14 +127,14 @@ def encode(
 def _averaged(
     gradient: Tensor,
     average: Tensor | None,
-    encoding: Encoding,
+    beta: float | Tensor,
     out: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The signal before feedback, and the new average: both are m <- beta m + (1 - beta) g."""
-    if not encoding.momentum:
+    if average is None and not isinstance(beta, Tensor) and beta == 0:
         return gradient, None
     before = torch.zeros_like(gradient) if average is None else average
-    after = torch.lerp(before, gradient, 1 - encoding.momentum, out=out)
+    after = torch.lerp(before, gradient, 1 - beta, out=out)
     return after, after
 
 

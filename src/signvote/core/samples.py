@@ -30,9 +30,11 @@ class SampleCount:
     def __init__(self, module: nn.Module) -> None:
         self.total = 0  # since it was last set to 0
         # A method, not a function: a deep copy of the module then has a count of its own.
-        self._hook = module.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._hook = module.register_forward_hook(self._count, with_kwargs=True)
 
-    def _count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _count(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+    ) -> None:
         if module.training and torch.is_grad_enabled():
             self.total += first_dimension((args, kwargs)) or 0
 

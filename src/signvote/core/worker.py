@@ -242,14 +242,13 @@ def apply_decision(
         return
     planes = decision.planes()
     for segment in decision.layout.segments:
-        parameter = parameters[segment.name]
-        if decay:
-            parameter.mul_(1 - step * decay)
-        _step_(parameter, planes, segment.start, step)
+        step_(parameters[segment.name], planes, segment.start, step, decay)
 
 
-def _step_(parameter: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """One parameter, whose decision starts at coordinate `begin`."""
+def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:
+    """Step one parameter, whose decision starts at coordinate `begin` (paper, eq. 5)."""
+    if decay:
+        parameter.mul_(1 - step * decay)
     flat = parameter.detach().contiguous().view(-1)
     planes = decision.map(lambda plane: plane.to(flat.device))
     backend(flat.device).step_(flat, planes, begin, step)

@@ -19,7 +19,7 @@ from signvote.errors import EngineError
 from signvote.kernels import signed
 
 if TYPE_CHECKING:
-    from signvote.engines.ddp.state import VoteState
+    from signvote.engines.ddp.state import Voting
 
 INTEGERS = {
     1: torch.uint8,
@@ -102,7 +102,7 @@ def _named(digests: Sequence[int], ranks: Sequence[int], digest: int) -> str:
 
 
 @torch.no_grad()
-def copy_from_majority(state: VoteState, model: nn.Module, source: int | None = None) -> tuple[int, ...]:
+def copy_from_majority(state: Voting, model: nn.Module, source: int | None = None) -> tuple[int, ...]:
     """Copy the parameters and buffers of a rank of the majority to the others. Every rank calls this.
 
     Votes, momentum and trust stay as they are. The state of an optimizer is not copied; SGD has none without momentum.
@@ -118,8 +118,8 @@ def copy_from_majority(state: VoteState, model: nn.Module, source: int | None = 
         The ranks whose parameters were different.
 
     """
-    group = state.group
-    digests = state.digests()
+    group = state.poll.team.voters
+    digests = state.poll.digests()
     if source is None:
         usual = majority(digests)
         if usual is None:

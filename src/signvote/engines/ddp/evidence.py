@@ -10,7 +10,7 @@ All of this follows from what every rank knows, so nothing travels that describe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from signvote.core.rule import Ranges
 from signvote.core.trust import Evidence
-from signvote.engines.ddp.shares import Shares
 from signvote.kernels import WORD
 
 COUNTS = ("mismatches", "cast", "differ", "common")  # fields of Evidence that are sent
@@ -47,12 +46,12 @@ class Packing:
     Args:
         shapes: of the counts.
         groups: the ranges of coordinates that the rule counts by.
-        shares: the coordinates of each rank.
+        owned: the ranges of coordinates that each rank decides.
         dense: whether every worker votes on every coordinate, and every coordinate is decided.
 
     """
 
-    def __init__(self, shapes: Shapes, groups: Ranges, shares: Shares, *, dense: bool) -> None:
+    def __init__(self, shapes: Shapes, groups: Ranges, owned: Sequence[Ranges], *, dense: bool) -> None:
         first: list[Array] = []  # of each number: the first count that it stands for
         number: list[Array] = []  # of each count: the number that stands for it
         bounds: list[Array] = []  # (numbers, ranks)
@@ -61,7 +60,7 @@ class Packing:
         for name, shape in shapes:
             key, group = _keys(name, shape, dense)
             _, firsts, inverse = np.unique(key, return_index=True, return_inverse=True)
-            coordinates = _coordinates(name, shape, groups, shares)
+            coordinates = _coordinates(name, shape, groups, owned)
             is_zero = key[firsts] < 0
             at_most = np.where(is_zero, 0, coordinates[:, group[firsts]])
             first.append(counts + firsts)
@@ -72,7 +71,7 @@ class Packing:
         self._first = np.concatenate(first)
         self._number = torch.from_numpy(np.concatenate(number))
         widths = _bytes_for(np.concatenate(bounds))
-        self._places = [_places(widths[:, rank]) for rank in range(shares.world)]
+        self._places = [_places(widths[:, rank]) for rank in range(len(owned))]
         longest = max(places.bytes.size for places in self._places)
         self.words = -(-(longest + 1) // BYTES)  # of a message; its last byte shows whether the counts fit
 
@@ -113,14 +112,14 @@ class Packings:
 
     Args:
         groups: the ranges of coordinates that the rule counts by.
-        shares: the coordinates of each rank.
+        owned: the ranges of coordinates that each rank decides.
         dense: see Packing.
 
     """
 
-    def __init__(self, groups: Ranges, shares: Shares, *, dense: bool) -> None:
+    def __init__(self, groups: Ranges, owned: Sequence[Ranges], *, dense: bool) -> None:
         self.groups = groups
-        self.shares = shares
+        self.owned = owned
         self.dense = dense
         self._known: dict[Shapes, Packing] = {}
 
@@ -129,7 +128,7 @@ class Packings:
         counts = _counts(evidence)
         shapes = tuple((name, tuple(count.shape)) for name, count in counts.items())
         if shapes not in self._known:
-            self._known[shapes] = Packing(shapes, self.groups, self.shares, dense=self.dense)
+            self._known[shapes] = Packing(shapes, self.groups, self.owned, dense=self.dense)
         return self._known[shapes]
 
 
@@ -173,7 +172,7 @@ def _keys(name: str, shape: tuple[int, ...], dense: bool) -> tuple[Array, Array]
     return key.reshape(-1), group.reshape(-1)
 
 
-def _coordinates(name: str, shape: tuple[int, ...], groups: Ranges, shares: Shares) -> Array:
+def _coordinates(name: str, shape: tuple[int, ...], groups: Ranges, owned: Sequence[Ranges]) -> Array:
     """How many coordinates of each group each rank decides at most, (ranks, groups).
 
     Pairs are compared in whole words. Counts by other groups than the rule's are bounded by all coordinates.
@@ -181,16 +180,16 @@ def _coordinates(name: str, shape: tuple[int, ...], groups: Ranges, shares: Shar
     count = shape[0] if name in PAIRS else shape[-1]
     if name in PAIRS and len(shape) == 2:
         count = 1
-    spans = np.array(groups if count == len(groups) else [(0, shares.size)] * count).reshape(-1, 2)
+    spans = np.array(groups if count == len(groups) else [(0, groups[-1][1])] * count).reshape(-1, 2)
     starts, stops = spans.T
     if name in PAIRS:
         starts = starts // WORD * WORD
         stops = -(-stops // WORD) * WORD
     found = []
-    for rank in range(shares.world):
-        owned = np.array(shares.owned(rank))
-        first = np.maximum(owned[:, :1], starts)
-        last = np.minimum(owned[:, 1:], stops)
+    for ranges in owned:
+        mine = np.array(ranges)
+        first = np.maximum(mine[:, :1], starts)
+        last = np.minimum(mine[:, 1:], stops)
         found.append((last - first).clip(0).sum(0))
     return np.stack(found)
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from signvote.engines.ddp.process_group import ProcessGroup
+from signvote.engines.ddp.process_group import Group
 from signvote.engines.ddp.shares import Shares
 from signvote.kernels import Planes, words_for
 
@@ -32,7 +32,7 @@ class Exchange:
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: Group,
         shares: Shares,
         *,
         vote_planes: int,
@@ -106,10 +106,11 @@ class Exchange:
         self.bytes_sent = self._bytes
         self._bytes = 0
 
-    def gather(self, mine: Tensor) -> Tensor:
-        """The tensors of all ranks, stacked by rank."""
-        gathered = self.group.all_gather(mine.to(self.group.device))
-        self._bytes += (self.group.world - 1) * mine.nbytes
+    def gather(self, mine: Tensor, group: Group | None = None) -> Tensor:
+        """The tensors of all voters, or of all ranks of another group, stacked by rank."""
+        group = group or self.group
+        gathered = group.all_gather(mine.to(group.device))
+        self._bytes += (group.world - 1) * mine.nbytes
         return gathered
 
     # ---- decisions -----------------------------------------------------------------------------------

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import reduce
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from signvote.core.layout import Layout
+from signvote.engines.ddp.placement import Part, Placement
 from signvote.engines.ddp.shares import Shares
+from signvote.engines.ddp.torch_names import copy_all_
 from signvote.kernels import Planes, backend
 
 
@@ -28,60 +28,67 @@ class Gradients:
 
     Args:
         parameters: the trained parameters, by name.
-        layout: of these parameters.
+        placement: where each lies in the vector.
         shares: cuts the vector into chunks.
+        dtype: of the vector.
 
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], layout: Layout, shares: Shares) -> None:
-        tensors = list(parameters.values())
-        dtypes = [p.dtype for p in tensors]
-        dtype = reduce(torch.promote_types, dtypes)
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        placement: Placement,
+        shares: Shares,
+        dtype: torch.dtype,
+    ) -> None:
+        device = next(iter(parameters.values())).device
         self.shares = shares
-        self.vector = torch.zeros(layout.size, dtype=dtype, device=tensors[0].device)
+        self.vector = torch.zeros(placement.size, dtype=dtype, device=device)
         self._parameters = parameters
-        self._segments = {id(parameters[s.name]): s for s in layout.segments}
+        self._parts = {id(parameters[part.name]): part for part in placement.parts}
+        self._lengths = _lengths(placement, shares)
         self.begin()
 
     def begin(self) -> None:
         """Wait for the gradients of the next round."""
-        chunks = [self.shares.chunk(number) for number in range(self.shares.chunks)]
-        self._missing = dict(self._segments)
-        self._left = [
-            chunk.stop - chunk.start for chunk in chunks
-        ]  # coordinates without a gradient, by chunk
+        self._missing = dict(self._parts)
+        self._left = list(self._lengths)  # coordinates without a gradient, by chunk
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> list[int]:
         """Copy gradients into the vector; None is zero. Returns the chunks that are complete now.
 
         A parameter that is not trained, or that has its gradient already, is skipped.
         """
+        places: list[Tensor] = []
+        given: list[Tensor] = []
         complete: list[int] = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            segment = self._missing.pop(id(parameter), None)
-            if segment is None or segment.start == segment.stop:
+            part = self._missing.pop(id(parameter), None)
+            if part is None or part.start == part.stop:
                 continue
-            flat = self.vector[segment.start : segment.stop]
+            flat = self.vector[part.start : part.stop]
             if gradient is None:
                 flat.zero_()
             else:
-                flat.view(segment.shape).copy_(gradient)
-            complete += self._completed(segment.start, segment.stop)
+                places.append(flat.view(gradient.shape))
+                given.append(gradient)
+            complete += self._completed(part)
+        copy_all_(places, given)
         return sorted(complete)
 
     def put_missing(self) -> list[int]:
-        """Count every missing gradient as zero."""
-        names = [segment.name for segment in self._missing.values()]
+        """Count every missing gradient as zero. Chunks of padding alone are complete, too."""
+        names = [part.name for part in self._missing.values()]
         missing = [self._parameters[name] for name in names]
         return self.put(missing, [None] * len(missing))
 
-    def _completed(self, start: int, stop: int) -> list[int]:
-        """The chunks that coordinates start to stop complete."""
+    def _completed(self, part: Part) -> list[int]:
+        """The chunks that a part completes."""
         complete = []
-        for number in self.shares.touched(start, stop):
+        for number in self.shares.touched(part.start, part.stop):
             chunk = self.shares.chunk(number)
-            first = max(chunk.start, start)
-            last = min(chunk.stop, stop)
+            first = max(chunk.start, part.start)
+            last = min(chunk.stop, part.stop)
             self._left[number] -= last - first
             if self._left[number] == 0:
                 complete.append(number)
@@ -101,11 +108,21 @@ class Gradients:
     ) -> None:
         """Write the decision, +1, -1 or 0 times a scale, in place of gradients."""
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            segment = self._segments.get(id(parameter))
-            if segment is None:
+            part = self._parts.get(id(parameter))
+            if part is None:
                 continue
             is_dense = gradient.is_contiguous()
-            flat = gradient.zero_() if is_dense else gradient.new_zeros(segment.shape)
-            backend(flat.device).step_(flat.view(-1), decision, segment.start, -scale)
+            flat = gradient.zero_() if is_dense else gradient.new_zeros(gradient.shape)
+            backend(flat.device).step_(flat.view(-1), decision, part.start, -scale)
             if not is_dense:
                 gradient.copy_(flat)
+
+
+def _lengths(placement: Placement, shares: Shares) -> Sequence[int]:
+    """How many coordinates of parameters lie in each chunk."""
+    lengths = [0] * shares.chunks
+    for part in placement.parts:
+        for number in shares.touched(part.start, part.stop):
+            chunk = shares.chunk(number)
+            lengths[number] += min(chunk.stop, part.stop) - max(chunk.start, part.start)
+    return lengths

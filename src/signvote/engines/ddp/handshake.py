@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,9 @@ from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.engines.ddp.drift import digest
-from signvote.engines.ddp.process_group import ProcessGroup
+from signvote.engines.ddp.process_group import Group
+from signvote.engines.ddp.team import Team
+from signvote.engines.ddp.torch_names import local_of
 from signvote.errors import ConfigError, EngineError
 
 SETTINGS = (
@@ -27,6 +30,8 @@ SETTINGS = (
     "chunk",
     "check_every",
 )  # which all ranks must share
+PARAMETERS = "parameters"
+ADVICE = ": start all ranks from one seed or checkpoint, or let DistributedDataParallel copy them"
 
 
 class Handshake:
@@ -41,43 +46,76 @@ class Handshake:
     def __init__(self, worker_id: int, settings: Mapping[str, str]) -> None:
         self.worker_id = worker_id
         self.settings = [settings[name] for name in SETTINGS]
-        self.ids: list[int] = []  # worker ids by rank; empty before the handshake
+        self.ids: list[int] = []  # worker ids, by rank among the voters; empty before the handshake
+        self.members: list[Member] = []  # of everyone, by rank
 
     @property
     def by_worker(self) -> list[int]:
-        """Ranks sorted by worker id, as a server sorts its ballots."""
+        """Ranks of voters sorted by worker id, as a server sorts its ballots."""
         ranks = range(len(self.ids))
         return sorted(ranks, key=self.ids.__getitem__)
 
     def run(
         self,
-        group: ProcessGroup,
+        team: Team,
         layout: Layout,
         parameters: Mapping[str, Tensor],
         round: int,
     ) -> None:
         """Exchange digests; all ranks raise the same error if one differs."""
+        team.connect()
         mine = {
             "layout of the model": _number(layout.digest),
             **{
                 f"settings: {what}": _number(text.encode())
                 for what, text in zip(SETTINGS, self.settings, strict=True)
             },
-            "parameters": digest(parameters.values()),
             "round": round,
+            PARAMETERS: digest(local_of(p) for p in parameters.values()),
         }
-        sent = torch.tensor([self.worker_id - 2**63, *mine.values()], device=group.device)
+        group = team.everyone
+        identity = (self.worker_id - 2**63, team.shard)
+        sent = torch.tensor([*identity, *mine.values()], device=group.device)
         received: list[list[int]] = group.all_gather(sent).tolist()
-        for at, what in enumerate(mine, start=1):
-            wanted = received[0][at]
-            differing = [r for r, numbers in enumerate(received) if numbers[at] != wanted]
-            if differing:
-                ranks = ", ".join(str(group.ranks[r]) for r in differing)
-                raise EngineError(f"rank {ranks} differs from rank {group.ranks[0]} in the {what}")
-        ids = [numbers[0] + 2**63 for numbers in received]
-        if len(set(ids)) < len(ids):
-            raise EngineError(f"worker ids by rank are {ids}; they must differ")
-        self.ids = ids
+        members = [Member(worker + 2**63, shard) for worker, shard, *_ in received]
+        columns = zip(*(numbers[len(identity) :] for numbers in received), strict=True)
+        for what, column in zip(mine, columns, strict=True):
+            _compare(what, column, members, group)
+        self.ids = _worker_ids(members, team)
+        self.members = members
+
+
+class Member(NamedTuple):
+    """One rank."""
+
+    worker: int
+    shard: int
+
+
+def _compare(what: str, column: Sequence[int], members: Sequence[Member], group: Group) -> None:
+    """Raise if ranks differ in something. Parameters are compared with those of the same shard."""
+    alike: dict[int, list[int]] = {}  # ranks that must be equal
+    for r, member in enumerate(members):
+        shard = member.shard if what == PARAMETERS else 0
+        alike.setdefault(shard, []).append(r)
+    for first, *others in alike.values():
+        differing = [r for r in others if column[r] != column[first]]
+        if differing:
+            ranks = ", ".join(str(group.ranks[r]) for r in differing)
+            advice = ADVICE if what == PARAMETERS else ""
+            raise EngineError(f"rank {ranks} differs from rank {group.ranks[first]} in the {what}{advice}")
+
+
+def _worker_ids(members: Sequence[Member], team: Team) -> list[int]:
+    """The worker ids of the voters, by rank among them."""
+    by_rank = dict(zip(team.everyone.ranks, members, strict=True))
+    ids = [by_rank[rank].worker for rank in team.voters.ranks]
+    if len(set(ids)) < len(ids):
+        raise EngineError(f"worker ids by rank are {ids}; they must differ")
+    workers = {member.worker for member in members}
+    if len(workers) > len(ids):
+        raise EngineError(f"the ranks of a worker have different worker ids: {sorted(workers)}")
+    return ids
 
 
 def settings_of(server: Server, encoding: Encoding, *, chunk: int, check_every: int) -> dict[str, str]:
@@ -104,7 +142,7 @@ def check_model(model: nn.Module) -> None:
         raise ConfigError(f"the model lies on {len(devices)} devices; one per rank is supported")
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
         raise ConfigError(
-            "FSDP and tensor parallelism are not supported: every rank must hold the whole model"
+            "the hook of DDP does not support FSDP and tensor parallelism; with FSDP2 use the optimizer signvote.Vote"
         )
     if isinstance(model, DistributedDataParallel) and getattr(model, "mixed_precision", None) is not None:
         raise ConfigError(

@@ -1,6 +1,5 @@
 """What a training script calls. No postponed annotations here: DDP compares a hook's annotations themselves."""
 
-import logging
 import time
 from typing import Any
 
@@ -10,9 +9,6 @@ from torch import Tensor
 from signvote.engines.ddp.gradients import Bucket
 from signvote.engines.ddp.state import VoteState
 from signvote.engines.ddp.torch_names import GradBucket, after_backward
-from signvote.kernels import Planes
-
-log = logging.getLogger("signvote")
 
 
 def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
@@ -42,23 +38,12 @@ def vote_hook(state: VoteState, bucket: GradBucket) -> torch.futures.Future[Tens
 
 def _decide(state: VoteState, entered: float) -> None:
     """Hold the vote, and give DDP every bucket with the decision in it."""
-    decision = _held(state, entered)
+    decision = state.decide(entered)
     for bucket in state.buckets:
         state.fill(bucket.parameters, bucket.views, decision)
         bucket.future.set_result(bucket.buffer)
     if _leaves_nothing(state):
         after_backward(lambda: _clear(state))
-
-
-def _held(state: VoteState, entered: float) -> Planes:
-    """Hold the vote; log what was noticed, on one rank, because all know the same."""
-    decision = state.decide(entered)
-    if state.report.is_decided:
-        state.steps.voted(1.0 if state.scaler is None else state.scaler.get_scale())
-    if state.group.rank == 0:
-        for notice in state.report.notices:
-            log.warning("signvote: %s", notice)
-    return decision
 
 
 def _leaves_nothing(state: VoteState) -> bool:
@@ -68,7 +53,7 @@ def _leaves_nothing(state: VoteState) -> bool:
 
 def _clear(state: VoteState) -> None:
     """Leave no gradients. An optimizer skips such parameters, and takes no step of weight decay either."""
-    for parameter in state.parameters.values():
+    for parameter in state.poll.parameters.values():
         parameter.grad = None
 
 
@@ -85,9 +70,9 @@ def vote_gradients(state: VoteState) -> None:
     If too few ranks voted, every `.grad` becomes None, so that nothing moves.
     """
     entered = time.perf_counter()
-    parameters = list(state.parameters.values())
+    parameters = list(state.poll.parameters.values())
     state.put(parameters, [p.grad for p in parameters])
-    decision = _held(state, entered)
+    decision = state.decide(entered)
     for p in parameters:
         if p.grad is None:
             p.grad = torch.empty_like(p)

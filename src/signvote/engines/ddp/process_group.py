@@ -1,11 +1,11 @@
-"""A process group of our own. Its errors report what is known about every rank."""
+"""A process group of our own, whose errors report what is known about every rank; and a world of one without it."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -14,37 +14,79 @@ import torch.distributed as dist
 from torch import Tensor
 
 from signvote.engines.ddp.account import account, local_addresses, plain
-from signvote.engines.ddp.torch_names import store_of
+from signvote.engines.ddp.torch_names import Store, store_of
 from signvote.errors import ConfigError, EngineError
 
 GRACE = 5.0  # seconds in which the other ranks can report that they are alive
+
+
+class Alone:
+    """A world of one: it has the methods of a ProcessGroup, and moves nothing.
+
+    Args:
+        device: the device of the gradients.
+
+    """
+
+    rank = 0
+    ranks: Sequence[int] = (0,)
+    world = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stage = ""
+
+    def connect(self) -> None:
+        """There is nobody to connect to."""
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        """This rank's tensor, as the only row."""
+        return mine[None]
+
+    def all_to_all(self, received: Tensor, sent: Tensor) -> None:
+        """The only row stays here."""
+        received.copy_(sent)
+
+    def broadcast(self, tensor: Tensor, source: int) -> None:
+        """The tensor stays as it is."""
 
 
 class ProcessGroup:
     """The ranks that vote, in a group of their own, so that other collectives cannot come between ours.
 
     Args:
-        group: the group of the same ranks; None: all ranks.
+        ranks: their ranks in the world; None: all.
         device: the device of the gradients.
         timeout: seconds to wait for a rank.
 
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, device: torch.device, timeout: float) -> None:
-        if not dist.is_available() or not dist.is_initialized():
-            raise ConfigError("torch.distributed is not ready; call init_process_group before (see torchrun)")
+    def __init__(self, ranks: Sequence[int] | None, device: torch.device, timeout: float) -> None:
         if not timeout > 0:
             raise ConfigError(f"timeout is {timeout}; it must be above 0 seconds")
         self.timeout = timeout
-        self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._group = _new_group(None if group is None else self.ranks, timeout)
-        self.rank = dist.get_rank(self._group)
+        self.ranks = list(range(dist.get_world_size())) if ranks is None else list(ranks)
+        self.rank = self.ranks.index(dist.get_rank())
         self.world = len(self.ranks)
-        uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend(self._group)
+        uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend()
         self.device = device if uses_nccl else torch.device("cpu")  # of all tensors that are sent
         self.stage = "the first round"  # named in errors
-        self._store = store_of(self._group)
-        self._store.set(self._key("addresses", self.rank), json.dumps(local_addresses()))
+        self._is_all = ranks is None
+        self._group: dist.ProcessGroup | None = None
+        self._connected: Store | None = None
+
+    def connect(self) -> None:
+        """Make the group, if it is not made yet. Every rank of it calls this at the same point."""
+        if self._group is None:
+            self._group = _new_group(None if self._is_all else self.ranks, self.timeout)
+            self._connected = store_of(self._group)
+            self._store.set(self._key("addresses", self.rank), json.dumps(local_addresses()))
+
+    @property
+    def _store(self) -> Store:
+        """The store by which the ranks found each other."""
+        assert self._connected is not None  # `connect` is called before anything is sent
+        return self._connected
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """The tensors of all ranks, stacked by rank."""
@@ -106,6 +148,20 @@ class ProcessGroup:
         """Where a rank leaves something in the store."""
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun may keep the store
         return f"signvote/{attempt}/{what}/{rank}"
+
+
+Group = ProcessGroup | Alone
+
+
+def check_ready() -> None:
+    """Raise unless torch.distributed is ready."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ConfigError("torch.distributed is not ready; call init_process_group before (see torchrun)")
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
+    """The ranks of a group, None for all."""
+    return None if group is None else dist.get_process_group_ranks(group)
 
 
 def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:

@@ -25,7 +25,7 @@ from signvote.checkpoint import save as save_file
 from signvote.checkpoint import write_atomically
 from signvote.core.trust import State
 from signvote.engines.ddp import drift
-from signvote.engines.ddp.state import VoteState
+from signvote.engines.ddp.state import Voting
 from signvote.errors import StateError
 from signvote.formats import upgraded
 
@@ -36,7 +36,7 @@ VERSION = 1
 NAME = re.compile(r"round-\d{6,}(-\d+)?")
 
 
-def save(folder: str | Path, state: VoteState, shared: State, own: State | None = None) -> None:
+def save(folder: str | Path, state: Voting, shared: State, own: State | None = None) -> None:
     """Write a checkpoint. Every rank calls this after the same round; it returns when all ranks have written.
 
     The checkpoint before is removed after this one is complete. If ranks have different parameters, or the first rank
@@ -50,21 +50,24 @@ def save(folder: str | Path, state: VoteState, shared: State, own: State | None 
 
     """
     folder = Path(folder)
-    is_first = state.group.rank == 0
-    if state.check_every:
-        drift.check(state.digests(), state.group.ranks, f"the checkpoint of round {state.round}")
+    is_first = state.poll.team.voters.rank == 0
+    if state.poll.check_every:
+        drift.check(
+            state.poll.digests(), state.poll.team.voters.ranks, f"the checkpoint of round {state.round}"
+        )
     attempt = _first_ranks(state, _make_place(folder, state.round) if is_first else 0)
     place = folder / _name(state.round, attempt)
     place.mkdir(parents=True, exist_ok=True)  # this machine may not see it yet
     mine = place / _worker_file(state.worker_id)
-    save_file(mine, {"vote": state.state_dict(), "own": own})
+    save_file(mine, {"vote": state.rank_state(), "own": own})
     if is_first:
         save_file(place / SHARED, shared)
     files = _sizes(state, mine, place / SHARED)
     missing = _first_ranks(state, _missing(place, files) if is_first else 0)
     if missing:
+        first = state.poll.team.voters.ranks[0]
         raise StateError(
-            f"rank {state.group.ranks[0]} sees {len(files) - missing} of {len(files)} files of the checkpoint in"
+            f"rank {first} sees {len(files) - missing} of {len(files)} files of the checkpoint in"
             f" {place}; all ranks must write to the same folder"
         )
     if is_first:
@@ -92,11 +95,11 @@ def _make_place(folder: Path, round: int) -> int:
     raise AssertionError("numbers do not end")
 
 
-def _sizes(state: VoteState, mine: Path, shared: Path) -> dict[str, int]:
+def _sizes(state: Voting, mine: Path, shared: Path) -> dict[str, int]:
     """The files of all ranks and their sizes in bytes, after all ranks have written theirs."""
-    sizes = [mine.stat().st_size, shared.stat().st_size if state.group.rank == 0 else 0]
-    sent = torch.tensor([state.worker_id - 2**63, *sizes], device=state.group.device)
-    received: list[list[int]] = state.group.all_gather(sent).tolist()
+    sizes = [mine.stat().st_size, shared.stat().st_size if state.poll.team.voters.rank == 0 else 0]
+    sent = torch.tensor([state.worker_id - 2**63, *sizes], device=state.poll.team.voters.device)
+    received: list[list[int]] = state.poll.team.voters.all_gather(sent).tolist()
     files = {_worker_file(worker + 2**63): size for worker, size, _ in received}
     return files | {SHARED: received[0][2]}
 
@@ -120,7 +123,7 @@ def _finish(place: Path, files: Mapping[str, int]) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def load(folder: str | Path, state: VoteState) -> tuple[State, State] | None:
+def load(folder: str | Path, state: Voting) -> tuple[State, State] | None:
     """Resume from the last complete checkpoint, of any number of ranks: (shared, own), or None without one."""
     place = _latest(Path(folder))
     if place is None:
@@ -132,7 +135,7 @@ def load(folder: str | Path, state: VoteState) -> tuple[State, State] | None:
     shared = load_file(place / SHARED)
     saved = [load_file(place / name) for name in sorted(files) if name != SHARED]
     votes = [each["vote"] for each in saved]
-    state.load_state_dict(*votes)
+    state.load_rank_states(*votes)
     own: State | None = None
     for each in saved:
         if each["vote"]["worker"] == state.worker_id:
@@ -171,12 +174,12 @@ def _read_manifest(path: Path) -> dict[str, int]:
     return files
 
 
-def _first_ranks(state: VoteState, number: int) -> int:
+def _first_ranks(state: Voting, number: int) -> int:
     """The first rank's number, on all ranks; each waits for all."""
-    mine = torch.tensor([number], dtype=torch.int64, device=state.group.device)
-    return int(state.group.all_gather(mine)[0, 0])
+    mine = torch.tensor([number], dtype=torch.int64, device=state.poll.team.voters.device)
+    return int(state.poll.team.voters.all_gather(mine)[0, 0])
 
 
-def barrier(state: VoteState) -> None:
+def barrier(state: Voting) -> None:
     """Wait for all ranks."""
     _first_ranks(state, 0)

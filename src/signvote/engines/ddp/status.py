@@ -2,30 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from signvote.engines.ddp.exchange import Exchange
+from signvote.engines.ddp.handshake import Handshake
+from signvote.engines.ddp.process_group import Group
 from signvote.errors import EngineError
+from signvote.kernels.reference import pack, unpack
 
 
 class Status(NamedTuple):
-    """One rank in one round."""
+    """One rank in one round, or one worker."""
 
     round: int
-    finite: int  # 1: the rank votes; 0: it abstains
+    votes: int  # 1: the rank votes; 0: it abstains
+    reason: int  # why it abstains, of `signvote.core.ballot.REASONS`
     batch_size: int
     nanoseconds: int  # of work
     digest: int  # of the parameters; 0 in a round in which they are not compared
 
 
-def gathered(mine: Status, exchange: Exchange) -> list[Status]:
-    """The status of every rank, by rank."""
-    sent = torch.tensor(mine)
-    rows: list[list[int]] = exchange.gather(sent).tolist()
-    statuses = [Status(*row) for row in rows]
-    rounds = [status.round for status in statuses]
+class Statuses(NamedTuple):
+    """The status of every rank."""
+
+    ranks: list[Status]
+    used: list[bool]  # which parameters have a gradient on some rank
+
+    def of_voters(self, handshake: Handshake, shard: int) -> list[Status]:
+        """The status of each voter: of all ranks of its worker together."""
+        return [self._of_worker(worker, handshake, shard) for worker in handshake.ids]
+
+    def _of_worker(self, worker: int, handshake: Handshake, shard: int) -> Status:
+        pairs = zip(handshake.members, self.ranks, strict=True)
+        own = [(member.shard, status) for member, status in pairs if member.worker == worker]
+        statuses = [status for _, status in own]
+        sizes = [status.batch_size for status in statuses]
+        return Status(
+            round=statuses[0].round,
+            votes=min(status.votes for status in statuses),
+            reason=max(status.reason for status in statuses),
+            batch_size=sum(sizes) if all(sizes) else 0,
+            nanoseconds=max(status.nanoseconds for status in statuses),
+            digest=next(status.digest for its_shard, status in own if its_shard == shard),
+        )
+
+
+def gathered(mine: Status, used: Sequence[bool], exchange: Exchange, group: Group) -> Statuses:
+    """The status of every rank, and the parameters that some rank has a gradient of."""
+    bits = pack(torch.tensor(used, dtype=torch.bool))
+    sent = torch.cat([torch.tensor(mine), bits])
+    rows: Tensor = exchange.gather(sent, group).cpu()
+    ranks = [Status(*row) for row in rows[:, : len(mine)].tolist()]
+    rounds = [status.round for status in ranks]
     if len(set(rounds)) > 1:
         raise EngineError(f"ranks are in different rounds: {rounds}")
-    return statuses
+    by_rank = unpack(rows[:, len(mine) :], len(used))
+    return Statuses(ranks, by_rank.any(0).tolist())

@@ -97,10 +97,13 @@ def _unusual(optimizer: torch.optim.Optimizer) -> list[str]:
         )
     largest = max(float(group["lr"]) for group in optimizer.param_groups)
     if largest > LARGE:
-        found.append(
-            f"an lr of {largest:g} moves every weight by {largest:g} in each step; 1e-3 is a good start"
-        )
+        found.append(too_large(largest))
     return found
+
+
+def too_large(lr: float) -> str:
+    """What a learning rate that is meant for gradients does with signs."""
+    return f"an lr of {lr:g} moves every weight by {lr:g} in each step; 1e-3 is a good start"
 
 
 def _check_gradients(parameters: Iterable[Tensor], allowed: tuple[float, ...]) -> None:

@@ -9,10 +9,15 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defined]
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import Store as Store  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
 
 NAMES = (
+    "_foreach_copy_",
+    "_foreach_mul_",
+    "_foreach_add_",
     "distributed.GradBucket",
     "distributed.Store",
     "distributed.ProcessGroup.get_group_store",
@@ -35,3 +40,51 @@ def after_backward(act: Callable[[], None]) -> None:
         engine.queue_callback(act)
 
     engine.queue_callback(later)  # DDP's own callback is queued between the two
+
+
+def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target, on a GPU in few launches."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
+def step_all_(targets: list[Tensor], directions: list[Tensor], step: float, decay: float) -> None:
+    """Step x <- (1 - step * decay) x - step * direction, each, on a GPU in few launches."""
+    if not targets:
+        return
+    if decay:
+        torch._foreach_mul_(targets, 1 - step * decay)
+    torch._foreach_add_(targets, directions, alpha=-step)
+
+
+def sharding_of(tensor: Tensor) -> tuple[DeviceMesh, tuple[int | None, ...]] | None:
+    """The mesh of a DTensor, and the dimension that each of the mesh's dimensions cuts; None for a plain tensor."""
+    if type(tensor).__name__ != "DTensor" and type(getattr(tensor, "data", None)).__name__ != "DTensor":
+        return None
+    from torch.distributed.tensor import DTensor, Shard
+
+    assert isinstance(tensor, DTensor)
+    cut = tuple(place.dim if type(place) is Shard else None for place in tensor.placements)
+    return tensor.device_mesh, cut
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds."""
+    to_local = getattr(tensor, "to_local", None)
+    local: Tensor = tensor if to_local is None else to_local()
+    return local
+
+
+def like_shard(parameter: Tensor, flat: Tensor) -> Tensor:
+    """A flat vector as the part of a parameter that this rank holds: in its shape, a DTensor if that is one."""
+    local = flat.view(local_of(parameter).shape)
+    sharding = sharding_of(parameter)
+    if sharding is None:
+        return local
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh, _ = sharding
+    whole: Tensor = DTensor.from_local(
+        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+    return whole

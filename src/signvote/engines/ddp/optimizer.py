@@ -1,0 +1,393 @@
+"""The optimizer: `step()` encodes the gradients, holds the vote and steps by the decision.
+
+    m <- beta m + (1 - beta) g                       this worker's momentum
+    decision = sign of sum_m w[m] sign(m)            all workers' vote (paper, eq. 3)
+    x <- (1 - lr * weight_decay) x - lr * decision   (paper, eq. 5)
+
+A sign has no scale: clipping gradients to a norm changes what the momentum averages, and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, reduce
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from signvote.core.bits import Zeros
+from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.layout import Layout, trainable
+from signvote.core.rule import Rule
+from signvote.core.server import Server
+from signvote.core.trust import State
+from signvote.engines.ddp.balance import Balancer, Stopwatch
+from signvote.engines.ddp.callers import Callers
+from signvote.engines.ddp.overlap import Overlap
+from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
+from signvote.engines.ddp.state import Voting
+from signvote.engines.ddp.steps import LARGE, too_large
+from signvote.engines.ddp.team import team_of
+from signvote.engines.ddp.torch_names import local_of
+from signvote.engines.ddp.voted import Votes, entries_of
+from signvote.errors import ConfigError, EngineError, StateError
+
+MOMENTUM = "momentum_buffer"  # entries of a parameter's state
+MASTER = "master"
+VOTES = "votes"  # the entry of a state dict that other optimizers do not have
+
+
+class Vote(Optimizer, Voting):
+    """An optimizer that steps by a vote of all ranks: one bit per parameter each way.
+
+    In a plain loop, under DistributedDataParallel or with FSDP2 it takes the place of SGD or AdamW. Every rank steps
+    with its own gradients; DDP's all-reduce is turned off for the parameters that are voted on. Without
+    torch.distributed it is a world of one: signSGD with momentum.
+
+    Args:
+        params: parameters, named parameters or groups. A group may have its own lr, momentum and weight_decay.
+            Those that require no gradient at the first step are left alone.
+        lr: how far every weight moves in a step: 1e-3 is a good start, falling to 0 by a scheduler.
+        momentum: of the gradients whose signs are sent.
+        weight_decay: decoupled, times lr: x <- (1 - lr * weight_decay) x.
+        rule: how workers are weighed, as for `Server`; options of the rule follow as keyword arguments.
+        zeros: what a zero gradient sends, and a zero tally decides.
+        top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
+        feedback: add the residual, the part that this round's signs left out, to the next signal.
+        run: the run's number, the same on all ranks.
+        batch_size: samples of this rank in a step; 0: not declared. None: the balancer's, or else the first dimension
+            of the batches that pass through the model. `step(batch_size=...)` comes first.
+        worker_id: the key of this worker's trust; None: its rank in the group.
+        min_voters: a round with fewer voters decides nothing, and no parameter moves.
+        balancer: sets batch sizes from the time that each rank took.
+        overlap: send gradients while the backward pass computes the rest: one backward pass a step, see `no_sync`, and
+            no clipping.
+        timeout: seconds to wait for a rank; the error names the ranks that are alive.
+        check_every: rounds between two looks whether ranks have equal parameters; 0: never.
+        chunk: coordinates that travel together.
+        group: the ranks that vote; None: all. With FSDP2 the ranks that hold the same shards.
+        options: keyword arguments of the rule.
+
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> optimizer = Vote(model.parameters(), lr=0.5)
+    >>> before = model.weight.detach().clone()
+    >>> model(torch.tensor([[3.0, -4.0]])).sum().backward()
+    >>> optimizer.step()
+    >>> (model.weight - before).tolist()
+    [[-0.5, 0.5]]
+
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler calls every step: an overflow is an abstention
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        rule: str | Rule = "weighted",
+        zeros: Zeros = "coin",
+        top: float | None = None,
+        feedback: bool = False,
+        run: int = 0,
+        batch_size: int | None = None,
+        worker_id: int | None = None,
+        min_voters: int = 1,
+        balancer: Balancer | None = None,
+        overlap: bool = False,
+        timeout: float = 300.0,
+        check_every: int = CHECK_EVERY,
+        chunk: int = CHUNK,
+        group: dist.ProcessGroup | None = None,
+        **options: Any,
+    ) -> None:
+        if batch_size is not None:
+            check_batch_size(batch_size)
+        self._votes: Votes | None = None
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        self._make_poll = partial(
+            _make_poll,
+            rule=rule,
+            encoding=Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback),
+            transport=Transport(overlap=overlap, chunk=chunk, check_every=check_every),
+            server={"run": run, "min_voters": min_voters, **options},
+            worker_id=worker_id,
+            group=group,
+            timeout=timeout,
+        )
+        self.batch_size = batch_size
+        self.balancer = balancer
+        self._stopwatch = Stopwatch()
+        self._callers = Callers(self._parameters())
+        self._overlap = Overlap(self._parameters(), self._send_one) if overlap else None
+        self._has_warned = False
+
+    def _parameters(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, before the first step."""
+        if self._votes is not None:
+            raise ConfigError(
+                "parameters cannot be added after the first vote; give them to Vote from the start, and freeze"
+                " them after the first step, or make a new optimizer"
+            )
+        super().add_param_group(param_group)
+        _check_group(self.param_groups[-1])
+
+    # ---- a step ----------------------------------------------------------------------------------
+
+    @property
+    def poll(self) -> Poll:
+        """The votes of this rank."""
+        return self._begun().poll
+
+    def _begun(self) -> Votes:
+        """The votes, which begin when they are first needed. Nothing is exchanged by that."""
+        if self._votes is None:
+            entries = list(entries_of(self.param_groups))
+            parameters = {entry.name: entry.parameter for entry in entries}
+            momenta = [group["momentum"] for group in self.param_groups]
+            poll = self._make_poll(parameters, momentum=max(momenta))
+            self._votes = Votes(poll, entries)
+            self._show_state()
+        return self._votes
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, batch_size: int | None = None
+    ) -> float | None:
+        """Hold a vote and step by its decision. Every rank calls this as often as the others.
+
+        A rank without a gradient, or with one that is not finite, abstains, and steps with the others.
+
+        Args:
+            closure: computes the loss again, and its gradients.
+            batch_size: samples of this rank in this step; None: see `Vote`.
+
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        worked = self._stopwatch.worked(self._now())
+        self._callers.stop_looking()
+        self._warn_of_lr()
+        votes = self._begun()
+        gradients = votes.gradients()
+        self._prepare()
+        votes.poll.put(votes.parameters, gradients)
+        outcome = votes.poll.decide(
+            self._declared(batch_size),
+            seconds=worked,
+            used=[gradient is not None for gradient in gradients],
+        )
+        if self.report.is_decided:
+            votes.stepping.step(outcome.decision, outcome.used, votes.settings())
+        if self.balancer is not None:
+            self.balancer.observe(outcome.seconds)
+        self._show_state()
+        self._stopwatch.begin()
+        self._stopwatch.resume()
+        return loss
+
+    def _prepare(self) -> None:
+        """Set what this round's gradients are encoded by."""
+        votes = self._begun()
+        votes.poll.momentum = votes.momentum()
+        scale = getattr(self, "grad_scale", None)  # set by GradScaler, unless it has unscaled the gradients
+        votes.poll.scale = 1.0 if scale is None else float(scale)
+        if self._overlap is not None:
+            self._overlap.check()
+            if scale is not None:
+                raise EngineError(
+                    "overlap=True sends gradients before GradScaler's scale is known; use overlap=False"
+                )
+
+    def _send_one(self, parameter: Tensor) -> None:
+        """Send a gradient while others are computed."""
+        votes = self._begun()
+        votes.poll.momentum = votes.momentum()
+        if parameter.grad is not None:
+            with torch.no_grad():
+                votes.poll.put([parameter], [local_of(parameter.grad)])
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """With `overlap=True`: the backward passes inside only accumulate gradients, and send nothing."""
+        if self._overlap is None:
+            yield
+            return
+        self._overlap.is_paused = True
+        try:
+            yield
+        finally:
+            self._overlap.is_paused = False
+
+    def _declared(self, batch_size: int | None) -> int:
+        """The batch size of this rank in this round."""
+        declared = self._callers.take_samples()
+        if self.balancer is not None:
+            planned = self.balancer.sizes_after(self.round)
+            declared = planned[self.poll.team.voters.rank]
+        if self.batch_size is not None:
+            declared = self.batch_size
+        if batch_size is not None:
+            check_batch_size(batch_size)
+            declared = batch_size
+        return declared
+
+    def _now(self) -> float:
+        """The time at which all gradients are computed, if anybody asks for it."""
+        if self.balancer is not None and torch.cuda.is_available():
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter()
+
+    def _warn_of_lr(self) -> None:
+        """Warn once of a learning rate that is meant for gradients."""
+        largest = max(float(group["lr"]) for group in self.param_groups)
+        if largest > LARGE and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(too_large(largest), stacklevel=4)
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def _show_state(self) -> None:
+        """Have `self.state` hold the momentum and the masters, as of any optimizer of PyTorch."""
+        votes = self._begun()
+        for parameter, momentum in votes.momenta():
+            self.state[parameter][MOMENTUM] = momentum
+        for place, master in votes.stepping.masters.items():
+            self.state[votes.entries[place].parameter][MASTER] = master
+
+    def state_dict(self) -> State:
+        """The state of this rank: by parameter its momentum, and under "votes" the trust in all workers.
+
+        Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does.
+        """
+        self._begun()
+        state = super().state_dict()
+        state["state"] = {place: _copied(entries) for place, entries in state["state"].items()}
+        votes = self.poll.state_dict()
+        del votes["average"]  # it is in the state of each parameter
+        return {**state, VOTES: votes}
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Resume from a state. From that of another worker all but the momentum is loaded."""
+        if VOTES not in state_dict:
+            raise StateError("the state has no entry 'votes': another optimizer wrote it, not Vote")
+        saved = _by_parameter(state_dict, self._parameters())
+        votes = self._begun()
+        votes.poll.load_state_dict({**state_dict[VOTES], "average": None})
+        super().load_state_dict({name: value for name, value in state_dict.items() if name != VOTES})
+        self.state.clear()
+        is_own = state_dict[VOTES]["worker"] == self.worker_id
+        if not is_own:
+            warnings.warn(
+                f"the state is of worker {state_dict[VOTES]['worker']}, so worker {self.worker_id} starts without"
+                " momentum; to resume exactly, save the state of every rank",
+                stacklevel=2,
+            )
+        for place, parameter in enumerate(votes.parameters):
+            its_state = saved.get(id(parameter), {})
+            votes.stepping.load_master(place, its_state.get(MASTER))
+        for parameter, momentum in votes.momenta():
+            its_state = saved.get(id(parameter), {})
+            if is_own and MOMENTUM in its_state:
+                local_of(momentum).copy_(local_of(its_state[MOMENTUM]))
+        self._show_state()
+        self._stopwatch = Stopwatch()
+
+    def rank_state(self) -> State:
+        """See Voting. Masters are part of it."""
+        votes = self._begun()
+        masters = {votes.entries[place].name: m.clone() for place, m in votes.stepping.masters.items()}
+        return {**super().rank_state(), MASTER: masters}
+
+    def load_rank_states(self, *states: State) -> None:
+        """See Voting."""
+        votes = self._begun()
+        super().load_rank_states(*states)
+        masters = states[0].get(MASTER, {})
+        for place, entry in enumerate(votes.entries):
+            votes.stepping.load_master(place, masters.get(entry.name))
+        self._show_state()
+        self._stopwatch = Stopwatch()
+
+    def __repr__(self) -> str:
+        """The groups, and what the votes are about."""
+        lines = [super().__repr__()]
+        if self._votes is not None:
+            poll = self._votes.poll
+            workers = poll.team.voters.world
+            lines.append(
+                f"votes: {poll.layout.size} coordinates, {workers} workers, rule {poll.server.rule.name}"
+            )
+        if self._callers.silenced:
+            lines.append(
+                "DDP's all-reduce is off for these parameters: their gradients are voted on in step()"
+            )
+        return "\n".join(lines)
+
+
+def _check_group(group: dict[str, Any]) -> None:
+    """Raise for settings out of range."""
+    if not float(group["lr"]) >= 0:
+        raise ConfigError(f"lr is {group['lr']}; it must be 0 or more")
+    if not 0 <= group["momentum"] < 1:
+        raise ConfigError(f"momentum is {group['momentum']}; it must lie in [0, 1)")
+    if not group["weight_decay"] >= 0:
+        raise ConfigError(f"weight_decay is {group['weight_decay']}; it must be 0 or more")
+
+
+def _make_poll(
+    parameters: dict[str, Tensor],
+    *,
+    momentum: float,
+    rule: str | Rule,
+    encoding: Encoding,
+    transport: Transport,
+    server: dict[str, Any],
+    worker_id: int | None,
+    group: dist.ProcessGroup | None,
+    timeout: float,
+) -> Poll:
+    """The votes on these parameters. Gradients and momentum are at least of 32 bits."""
+    layout = Layout(trainable(parameters).items())
+    dtypes = [parameter.dtype for parameter in parameters.values()]
+    device = local_of(next(iter(parameters.values()))).device
+    team = team_of(parameters, group, device, timeout)
+    return Poll(
+        parameters,
+        Server(layout, rule, zeros=encoding.zeros, **server),
+        team,
+        encoding=replace(encoding, momentum=momentum),
+        transport=transport,
+        worker_id=worker_id,
+        dtype=reduce(torch.promote_types, dtypes, torch.float32),
+    )
+
+
+def _copied(entries: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state of a parameter, in memory of its own."""
+    return {name: tensor.clone() for name, tensor in entries.items()}
+
+
+def _by_parameter(state_dict: State, parameters: list[Tensor]) -> dict[int, State]:
+    """The state of each parameter, by its id, as it was saved: PyTorch would turn all of it to the parameter's type."""
+    places = [place for group in state_dict["param_groups"] for place in group["params"]]
+    if len(places) != len(parameters):
+        raise StateError(f"the state is of {len(places)} parameters, and the optimizer has {len(parameters)}")
+    states = state_dict["state"]
+    return {id(p): states[place] for p, place in zip(parameters, places, strict=True) if place in states}

@@ -1,0 +1,389 @@
+"""The votes of one rank, round by round: every rank is a worker, and decides a share of the coordinates.
+
+    gradients -> encode -> signs        as they arrive, chunk by chunk
+    all-to-all                          each rank gets all votes on its pieces              N / 8 bytes
+    vote                                by the rule, on the pieces; evidence is counted
+    all-gather                          the decisions and their evidence                    N / 8 bytes
+    learn                               from all evidence, the same on every rank
+
+`exchange.py` moves the bytes, `gradients.py` collects the gradients. Signs, votes and trust come from `core`, so the
+result equals the simulator's bit for bit. A rank whose gradient is not finite abstains; all ranks know that before the
+vote. If the ranks of a worker hold shards, each votes on its own, and evidence is summed over all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
+from signvote.core.bits import coin_for
+from signvote.core.encoder import Encoded, Encoding, Memory, encode
+from signvote.core.layout import Layout
+from signvote.core.server import RoundReport, Server, vote_in_chunks
+from signvote.core.trust import NOTHING, Evidence, State
+from signvote.core.vote import Votes, empty_decision
+from signvote.engines.ddp import drift
+from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
+from signvote.engines.ddp.exchange import Exchange
+from signvote.engines.ddp.gradients import Gradients
+from signvote.engines.ddp.handshake import Handshake, settings_of
+from signvote.engines.ddp.pieces import pieces
+from signvote.engines.ddp.placement import Placement, Span
+from signvote.engines.ddp.shares import Shares
+from signvote.engines.ddp.status import Status, Statuses, gathered
+from signvote.engines.ddp.team import Team, held_by
+from signvote.engines.ddp.torch_names import local_of
+from signvote.errors import ConfigError, StateError
+from signvote.formats import check_state, upgraded
+from signvote.kernels import WORD, Planes, words_for
+
+log = logging.getLogger("signvote")
+
+VERSION = 1
+CHUNK = 2**21  # coordinates that travel together
+CHECK_EVERY = 100  # rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """How votes travel: settings that change no decision."""
+
+    overlap: bool = True  # chunks travel in a thread while the rest of the gradients is computed
+    chunk: int = CHUNK  # coordinates that travel together
+    check_every: int = CHECK_EVERY  # rounds between two comparisons of the ranks' parameters; 0: never
+
+    def __post_init__(self) -> None:
+        if self.check_every < 0:
+            raise ConfigError(f"check_every is {self.check_every}; it must be 0 or more rounds")
+
+
+class Outcome(NamedTuple):
+    """A round that is over."""
+
+    decision: Planes  # of the coordinates that this rank holds
+    used: list[bool]  # which parameters have a gradient on some rank
+    seconds: list[float]  # that each worker worked; 0: unknown
+
+
+class Poll:
+    """One rank's side of the votes, and what it keeps between rounds.
+
+    Args:
+        parameters: by name; shards of them as FSDP2 makes them.
+        server: makes the decisions on this rank's pieces. Its rule must own all coordinates.
+        team: the ranks.
+        encoding: how gradients become signs.
+        transport: how votes travel.
+        worker_id: the key of this worker's trust; None: its rank among the voters.
+        dtype: of gradients and momentum; None: the widest of the parameters.
+
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        server: Server,
+        team: Team,
+        *,
+        encoding: Encoding,
+        transport: Transport,
+        worker_id: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.parameters = parameters
+        self.server = server
+        self.team = team
+        self.encoding = encoding
+        self.check_every = transport.check_every
+        settings = settings_of(
+            server, encoding, chunk=transport.chunk, check_every=transport.check_every
+        )  # before the rule owns its coordinates, which differ by rank
+        voters = team.voters
+        self.handshake = Handshake(voters.rank if worker_id is None else worker_id, settings)
+        self.placement = _placement(self.layout, parameters, team, encoding)
+        shares = Shares.of(self.placement.size, voters.world, transport.chunk)
+        owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
+        server.rule.own(owned[voters.rank])
+        local = {name: local_of(parameter) for name, parameter in parameters.items()}
+        dtypes = [parameter.dtype for parameter in local.values()]
+        widest = reduce(torch.promote_types, dtypes)
+        self.gradients = Gradients(parameters, self.placement, shares, dtype or widest)
+        self.exchange = Exchange(
+            voters,
+            shares,
+            vote_planes=encoding.planes,
+            decision_planes=1 if encoding.zeros == "coin" else 2,
+            device=self.gradients.vector.device,
+            overlap=transport.overlap,
+        )
+        groups = getattr(server.rule, "groups", [(0, self.layout.size)])
+        self.packings = Packings(groups, owned, dense=encoding.planes == 1)
+        self.batch_sizes: tuple[int, ...] = ()  # that the workers declared in the last round; 0: not declared
+        self.scale = 1.0  # of this round's gradients: AMP's
+        self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
+        self.memory = self._no_memory()
+        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
+
+    @property
+    def worker_id(self) -> int:
+        """The key of this worker's trust."""
+        return self.handshake.worker_id
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the trained parameters, as without shards."""
+        return self.server.layout
+
+    @property
+    def round(self) -> int:
+        """The last round decided, from 1."""
+        return self.server.last_round or 0
+
+    @property
+    def report(self) -> RoundReport:
+        """The last round."""
+        return self.server.report
+
+    # ---- gradients come in -----------------------------------------------------------------------
+
+    def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+        """Copy gradients; encode and send the chunks that are complete."""
+        if not self.handshake.ids:
+            self.handshake.run(self.team, self.layout, self.parameters, self.round)
+        self._send(self.gradients.put(parameters, gradients))
+
+    def _send(self, complete: list[int]) -> None:
+        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient."""
+        if not self.encoding.needs_whole_vector:
+            for number in complete:
+                self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
+        elif complete and self.gradients.is_complete:
+            self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
+
+    def _encode_and_send(self, numbers: range) -> None:
+        """Encode consecutive chunks as one vector, and send each."""
+        chunks = [self.exchange.shares.chunk(number) for number in numbers]
+        start = chunks[0].start
+        stop = chunks[-1].stop
+        encoded = [self._encode(span) for span in self.placement.spans(start, stop)]
+        self._encoded += encoded
+        planes = _joined([each.planes for each in encoded])
+        for number, chunk in zip(numbers, chunks, strict=True):
+            first = (chunk.start - start) // WORD
+            last = words_for(chunk.stop - start)
+            words = slice(first, last)
+            self.exchange.send(number, planes.map(lambda plane: plane[words]))  # noqa: B023
+
+    def _encode(self, span: Span) -> Encoded:
+        """Encode a span of the vector; the new average takes the place of the gradient."""
+        at = slice(span.start, span.stop)
+        gradient = self.gradients.vector[at]
+        if self.scale != 1.0:
+            gradient.mul_(1 / self.scale)
+        coin = coin_for(self.encoding.zeros, self.server.run, self.round + 1, self.worker_id)
+        memory = self.memory.map(lambda kept: kept[at])
+        momentum = self.momentum[at] if isinstance(self.momentum, Tensor) else self.momentum
+        return encode(
+            gradient,
+            memory,
+            self.encoding,
+            None if coin is None else coin.after(span.first),
+            momentum=momentum,
+            out=gradient,
+        )
+
+    # ---- the decision ----------------------------------------------------------------------------
+
+    def decide(
+        self,
+        batch_size: int,
+        *,
+        seconds: float = 0.0,
+        used: Sequence[bool] = (),
+    ) -> Outcome:
+        """Hold the vote.
+
+        Args:
+            batch_size: declared by this rank; 0: not declared.
+            seconds: that this rank worked; 0: unknown.
+            used: which parameters have a gradient on this rank; if none of them has, this worker abstains.
+
+        """
+        self._send(self.gradients.put_missing())
+        self.exchange.wait()
+        mine = self._status(batch_size, seconds, used)
+        statuses = gathered(mine, used, self.exchange, self.team.everyone)
+        workers = self._compared(statuses)
+        voters = [rank for rank in self.handshake.by_worker if workers[rank].votes]
+        if len(voters) >= self.server.min_voters:
+            decision, evidence = self._vote(voters)
+        else:  # nothing moves, as all ranks know
+            decision = empty_decision(self.placement.size, None, self.gradients.vector.device)
+            evidence = NOTHING
+        ids = self.handshake.ids
+        sizes = {ids[rank]: workers[rank].batch_size for rank in voters}
+        abstained = {ids[r]: REASONS[workers[r].reason] for r in self.handshake.by_worker if r not in voters}
+        self.server.learn(self.round + 1, evidence, abstained, sizes)
+        self.team.name_stage(f"round {self.round + 1}")
+        if workers[self.team.voters.rank].votes:
+            self._keep_memory()
+        self.begin()
+        self._tell()
+        return Outcome(decision, statuses.used, [status.nanoseconds / 1e9 for status in workers])
+
+    def _status(self, batch_size: int, seconds: float, used: Sequence[bool]) -> Status:
+        """The status of this rank."""
+        reason = 0
+        if not all(bool(encoded.finite) for encoded in self._encoded):
+            reason = NON_FINITE
+        elif len(used) and not any(used):
+            reason = NO_GRADIENT
+        is_checked = self.check_every and (self.round + 1) % self.check_every == 0
+        return Status(
+            round=self.round + 1,
+            votes=int(not reason),
+            reason=reason,
+            batch_size=batch_size,
+            nanoseconds=int(1e9 * seconds),
+            digest=self._digest() if is_checked else 0,
+        )
+
+    def _compared(self, statuses: Statuses) -> list[Status]:
+        """The status of each voter; raise if ranks have different parameters."""
+        workers = statuses.of_voters(self.handshake, self.team.shard)
+        self.batch_sizes = tuple(status.batch_size for status in workers)
+        digests = [status.digest for status in workers]
+        if len(set(digests)) > 1:
+            self.begin()  # the step may be repeated
+            drift.check(digests, self.team.voters.ranks, f"round {self.round + 1}")
+        return workers
+
+    def _vote(self, voters: list[int]) -> tuple[Planes, Evidence]:
+        """Decide this rank's pieces; share the decisions, and the evidence of all ranks."""
+        mine = vote_in_chunks(
+            self.server.rule,
+            self._pieces(voters),
+            coin_for(self.server.zeros, self.server.run, self.round + 1),
+        )
+        packing = self.packings.of(mine)
+        counts = in_a_row(mine)
+        message = packing.pack(counts, self.team.voters.rank)
+        decision, messages = self.exchange.share(message)
+        total = packing.total(messages)
+        if total is None:  # a rule that counts something else
+            total = self.exchange.gather(counts).sum(0).cpu()
+        if self.team.shards is not None:
+            total = self.exchange.gather(total, self.team.shards).sum(0).cpu()
+        return decision, with_counts(mine, total)
+
+    def _pieces(self, voters: list[int]) -> Iterator[tuple[Planes, Votes]]:
+        """The pieces that this rank decides: for each the buffer for its decision, and the votes on it."""
+        workers = tuple(self.handshake.ids[rank] for rank in voters)
+        sizes = tuple(self.batch_sizes[rank] for rank in voters)
+        for piece in pieces(self.placement, self.exchange, voters):
+            votes = Votes(
+                workers=workers,
+                planes=piece.votes,
+                n=piece.n,
+                first=piece.first,
+                batch_sizes=sizes,
+            )
+            yield piece.decision, votes
+
+    def _tell(self) -> None:
+        """Log what was noticed, on one rank, because all know the same."""
+        if self.team.everyone.rank == 0:
+            for notice in self.report.notices:
+                log.warning("signvote: %s", notice)
+
+    def begin(self) -> None:
+        """Prepare for the next round's gradients."""
+        self._encoded = []
+        self.gradients.begin()
+        self.exchange.begin()
+
+    # ---- memory and state ------------------------------------------------------------------------
+
+    def digests(self) -> list[int]:
+        """A digest of the parameters of every voter. Every rank calls this."""
+        self.team.connect()
+        group = self.team.voters
+        mine = torch.tensor([self._digest()], device=group.device)
+        by_rank: list[int] = group.all_gather(mine)[:, 0].tolist()
+        return by_rank
+
+    def _digest(self) -> int:
+        """Of the parameters, or the shards of them, on this rank."""
+        return drift.digest(local_of(parameter) for parameter in self.parameters.values())
+
+    def _no_memory(self) -> Memory:
+        vector = self.gradients.vector
+        average = torch.zeros_like(vector) if self.encoding.momentum else None
+        residual = torch.zeros_like(vector) if self.encoding.feedback else None
+        return Memory(average, residual)
+
+    def _keep_memory(self) -> None:
+        """Keep the memory that `encode` returned. The new average is in the gradients' vector: swap the two."""
+        average = self.memory.average
+        if average is not None:
+            self.gradients.vector, average = average, self.gradients.vector
+        residual = self._encoded[0].memory.residual if self._encoded else None
+        self.memory = Memory(average, residual)
+
+    def state_dict(self) -> State:
+        """This rank's state, besides the model. The states of all ranks together make a checkpoint."""
+        memory = self.memory.map(Tensor.clone)
+        return {
+            **self._identity(),
+            "worker": self.worker_id,
+            "average": memory.average,
+            "residual": memory.residual,
+            "server": self.server.state_dict(),
+        }
+
+    def load_state_dict(self, *states: State) -> None:
+        """Resume from the states of all ranks. Their number may differ from now; a new rank starts without momentum."""
+        if not states:
+            raise StateError("no state given; wanted those of all ranks")
+        for state in states:
+            check_state(upgraded(state, "a rank's state", VERSION), **self._identity())
+        self.server.load_state_dict(*(state["server"] for state in states))
+        self.memory = self._no_memory()
+        for state in states:
+            if state["worker"] == self.worker_id:
+                self._load_memory(Memory(state["average"], state.get("residual")))
+        self.handshake.ids = []
+        self.begin()
+
+    def _load_memory(self, saved: Memory) -> None:
+        for tensor, its_value in zip(self.memory, saved, strict=True):
+            if tensor is not None and its_value is not None:
+                tensor.copy_(its_value)
+
+    def _identity(self) -> State:
+        return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
+
+
+def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encoding: Encoding) -> Placement:
+    """Where this rank's coordinates lie."""
+    if team.shards is None:
+        return Placement.of(layout)
+    if encoding.needs_whole_vector:
+        raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
+    return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))
+
+
+def _joined(parts: Sequence[Planes]) -> Planes:
+    """Planes of consecutive words as one."""
+    if len(parts) == 1:
+        return parts[0]
+    signs = torch.cat([planes.signs for planes in parts])
+    supports = [planes.support for planes in parts if planes.support is not None]
+    return Planes(signs, torch.cat(supports) if supports else None)

@@ -1,0 +1,105 @@
+"""Steps parameters by a decision: x <- (1 - lr * weight_decay) x - lr * decision (paper, eq. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from signvote.core.worker import HALVES, step_
+from signvote.engines.ddp.placement import Part
+from signvote.engines.ddp.torch_names import local_of, step_all_
+from signvote.kernels import Planes, backend
+
+
+class Setting(NamedTuple):
+    """How a parameter steps."""
+
+    lr: float
+    decay: float
+
+
+class Stepped(NamedTuple):
+    """What steps: a parameter's part on this rank, or its master."""
+
+    target: Tensor
+    part: Part
+    setting: Setting
+
+
+class Stepping:
+    """The parameters of this rank. Those of 16 bits have a master in float32, which steps in their place.
+
+    A step of 1e-3 does not change a bfloat16 of 1: the nearest larger one is 1.0078.
+
+    Args:
+        parameters: in the order of the layout.
+        parts: where each lies in the flat vector.
+
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], parts: Sequence[Part]) -> None:
+        self.masters: dict[int, Tensor] = {}  # by the place of the parameter
+        self._locals = [local_of(parameter).detach() for parameter in parameters]
+        self._parts = parts
+        self._directions: Tensor | None = None
+        for place, local in enumerate(self._locals):
+            if local.dtype in HALVES:
+                self.masters[place] = local.float().contiguous()
+        self._versions = self._versions_now()
+
+    def load_master(self, place: int, master: Tensor | None) -> None:
+        """Set the master of a parameter; None: the parameter's own value."""
+        if place in self.masters:
+            self.masters[place].copy_(self._locals[place] if master is None else local_of(master))
+
+    def step(self, decision: Planes, used: Sequence[bool], settings: Sequence[Setting]) -> None:
+        """Step the parameters that some rank has a gradient of.
+
+        Args:
+            decision: on the flat vector.
+            used: which parameters have a gradient on some rank.
+            settings: of each parameter.
+
+        """
+        self._follow()
+        places = [place for place, is_used in enumerate(used) if is_used]
+        chosen = [
+            Stepped(self.masters.get(place, self._locals[place]), self._parts[place], settings[place])
+            for place in places
+        ]
+        if decision.signs.device.type == "cpu":
+            for target, part, (lr, decay) in chosen:
+                step_(target, decision, part.start, lr, decay)
+        else:
+            self._step_at_once(decision, chosen)
+        for place in self.masters.keys() & set(places):
+            self._locals[place].copy_(self.masters[place])
+        self._versions = self._versions_now()
+
+    def _follow(self) -> None:
+        """Take over parameters that somebody else has changed, as by loading a model."""
+        for place, version in self._versions_now().items():
+            if self._versions[place] != version:
+                self.load_master(place, None)
+
+    def _versions_now(self) -> dict[int, int]:
+        """How often each parameter with a master was written to."""
+        return {place: self._locals[place]._version for place in self.masters}
+
+    def _step_at_once(self, decision: Planes, chosen: Sequence[Stepped]) -> None:
+        """In few launches: the decision as +1 and -1, then all parameters of one lr and decay together."""
+        size = self._parts[-1].stop
+        if self._directions is None:
+            self._directions = torch.empty(size, device=decision.signs.device)
+        flat = self._directions.zero_()
+        backend(flat.device).step_(flat, decision, 0, -1.0)
+        by_setting: dict[Setting, list[Stepped]] = {}
+        for each in chosen:
+            by_setting.setdefault(each.setting, []).append(each)
+        for (lr, decay), alike in by_setting.items():
+            targets = [each.target for each in alike]
+            directions = [flat[each.part.start : each.part.stop].view(each.target.shape) for each in alike]
+            step_all_(targets, directions, lr, decay)

@@ -1,0 +1,126 @@
+"""The ranks that take part: those that vote with this one, and the shards of its worker.
+
+    everyone    all ranks
+    voters      the ranks that hold the same coordinates as this one, one for each worker: they vote
+    shards      the ranks of one worker, each of which holds other coordinates (FSDP)
+
+Without shards a worker is one rank, and `everyone` are the voters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from signvote.engines.ddp.placement import Held
+from signvote.engines.ddp.process_group import Alone, Group, ProcessGroup, ranks_of
+from signvote.engines.ddp.torch_names import sharding_of
+from signvote.errors import ConfigError
+
+
+class Team:
+    """The groups of ranks that a rank votes in. Only `connect` exchanges anything.
+
+    Args:
+        voters: the ranks that hold the same coordinates.
+        shards: the ranks of this worker; None: it is one rank.
+
+    """
+
+    def __init__(self, voters: Group, shards: ProcessGroup | None = None) -> None:
+        self.voters = voters
+        self.shards = shards
+        self.everyone = voters
+
+    @property
+    def shard(self) -> int:
+        """The place of this rank among those of its worker."""
+        return 0 if self.shards is None else self.shards.rank
+
+    def connect(self) -> None:
+        """Make the groups. Every rank calls this at the same point."""
+        self.voters.connect()
+        if self.shards is None or self.everyone is not self.voters:
+            return
+        self.shards.connect()
+        mine = torch.tensor(self.voters.ranks, device=self.shards.device)
+        rows: list[list[int]] = self.shards.all_gather(mine).tolist()
+        ranks = sorted(chain.from_iterable(rows))
+        everyone = ProcessGroup(ranks, self.shards.device, self.shards.timeout)
+        everyone.connect()
+        self.everyone = everyone
+
+    def name_stage(self, stage: str) -> None:
+        """Name the round for errors."""
+        for group in (self.voters, self.everyone):
+            group.stage = stage
+        if self.shards is not None:
+            self.shards.stage = stage
+
+
+def team_of(
+    parameters: Mapping[str, Tensor],
+    group: dist.ProcessGroup | None,
+    device: torch.device,
+    timeout: float,
+) -> Team:
+    """The team of the rank that holds these parameters. Without torch.distributed it is alone.
+
+    Args:
+        parameters: of the model; shards of them as FSDP2 makes them.
+        group: of the ranks that hold the same coordinates; None: all ranks.
+        device: the device of the gradients.
+        timeout: seconds to wait for a rank.
+
+    """
+    mesh = mesh_of(parameters)
+    if not dist.is_available() or not dist.is_initialized():
+        return Team(Alone(device))
+    voters = ProcessGroup(ranks_of(group), device, timeout)
+    if mesh is None:
+        return Team(Alone(device) if voters.world == 1 else voters)
+    if group is None:
+        raise ConfigError(
+            "the parameters are sharded; give Vote the ranks that hold the same shards on other machines:"
+            ' group=mesh["replicate"].get_group()'
+        )
+    return Team(voters, ProcessGroup(dist.get_process_group_ranks(mesh.get_group()), device, timeout))
+
+
+def mesh_of(parameters: Mapping[str, Tensor]) -> DeviceMesh | None:
+    """The mesh over which all parameters are sharded by their first dimension; None if none is sharded."""
+    found = {name: sharding_of(parameter) for name, parameter in parameters.items()}
+    meshes = [sharding[0] for sharding in found.values() if sharding is not None]
+    if not meshes:
+        return None
+    for name, sharding in found.items():
+        if sharding is None:
+            raise ConfigError(f"{name} is not sharded, and others are: call fully_shard on the whole model")
+        mesh, dimensions = sharding
+        if mesh.ndim > 1 or dimensions != (0,):
+            raise ConfigError(
+                f"{name} is sharded or replicated in a way that votes cannot follow (tensor parallelism, a mesh of"
+                ' several dimensions, or another dimension than the first): use fully_shard(model, mesh=mesh["shard"])'
+            )
+        if mesh != meshes[0]:
+            raise ConfigError(f"{name} lies on another mesh than the first parameter; one mesh is supported")
+    return meshes[0]
+
+
+def held_by(parameters: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Held]:
+    """The coordinates of each parameter that a rank holds: rows are shared out as `torch.chunk` does."""
+    held = {}
+    for name, parameter in parameters.items():
+        rows = parameter.shape[0]
+        row = prod(parameter.shape[1:])
+        most = -(-rows // shards)
+        first = min(shard * most, rows)
+        last = min(first + most, rows)
+        held[name] = Held(first * row, last * row)
+    return held

@@ -1,0 +1,92 @@
+"""The parameters that an optimizer votes on, in the order of the layout: group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from signvote.engines.ddp.poll import Poll
+from signvote.engines.ddp.stepping import Setting, Stepping
+from signvote.engines.ddp.torch_names import like_shard, local_of
+from signvote.errors import ConfigError
+
+
+class Entry(NamedTuple):
+    """One parameter."""
+
+    name: str
+    parameter: Tensor
+    group: dict[str, Any]  # its lr, momentum and weight_decay, which a scheduler may change
+
+
+def entries_of(groups: Sequence[dict[str, Any]]) -> Iterator[Entry]:
+    """The parameters that require a gradient; without names they are numbered."""
+    number = 0
+    for group in groups:
+        names = group.get("param_names")
+        for place, parameter in enumerate(group["params"]):
+            name = str(number) if names is None else names[place]
+            number += 1
+            if parameter.requires_grad:
+                yield Entry(name, parameter, group)
+
+
+class Votes:
+    """The votes of an optimizer: the poll, and the parameters that step by its decisions.
+
+    Args:
+        poll: on these parameters.
+        entries: the parameters.
+
+    """
+
+    def __init__(self, poll: Poll, entries: Sequence[Entry]) -> None:
+        self.poll = poll
+        self.entries = entries
+        self.parameters = [entry.parameter for entry in entries]
+        self.stepping = Stepping(self.parameters, poll.placement.parts)
+        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by the address of the vector of momentum
+        self._betas: tuple[list[float], Tensor] | None = None
+
+    def gradients(self) -> list[Tensor | None]:
+        """The gradients of this rank, of its shards."""
+        found: list[Tensor | None] = []
+        for entry in self.entries:
+            gradient = entry.parameter.grad if entry.parameter.requires_grad else None
+            if gradient is not None and gradient.is_sparse:
+                raise ConfigError(
+                    f"the gradient of {entry.name} is sparse; make its embedding with sparse=False"
+                )
+            found.append(None if gradient is None else local_of(gradient))
+        return found
+
+    def settings(self) -> list[Setting]:
+        """Lr and weight decay of each parameter."""
+        return [Setting(float(e.group["lr"]), float(e.group["weight_decay"])) for e in self.entries]
+
+    def momentum(self) -> float | Tensor:
+        """The momentum of all groups, or that of each coordinate if groups differ."""
+        betas = [float(entry.group["momentum"]) for entry in self.entries]
+        if len(set(betas)) == 1:
+            return betas[0]
+        if self._betas is None or self._betas[0] != betas:
+            by_coordinate = torch.zeros_like(self.poll.gradients.vector)
+            for part, beta in zip(self.poll.placement.parts, betas, strict=True):
+                by_coordinate[part.start : part.stop] = beta
+            self._betas = (betas, by_coordinate)
+        return self._betas[1]
+
+    def momenta(self) -> list[tuple[Tensor, Tensor]]:
+        """Each parameter and its momentum, in its shape; nothing where there is no momentum."""
+        average = self.poll.memory.average
+        if average is None:
+            return []
+        address = average.data_ptr()
+        if address not in self._views:
+            flat = [average[part.start : part.stop] for part in self.poll.placement.parts]
+            pairs = zip(self.parameters, flat, strict=True)
+            self._views[address] = [(p, like_shard(p, view)) for p, view in pairs]
+        return self._views[address]
