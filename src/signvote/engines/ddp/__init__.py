@@ -8,6 +8,7 @@ from signvote.engines.ddp.drift import copy_from_majority
 from signvote.engines.ddp.hooks import noop_hook, vote_gradients, vote_hook
 from signvote.engines.ddp.optimizer import Vote
 from signvote.engines.ddp.saving import load, save
+from signvote.engines.ddp.sharded import load_sharded, save_sharded
 from signvote.engines.ddp.state import VoteState
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "VoteState",
     "copy_from_majority",
     "load",
+    "load_sharded",
     "noop_hook",
     "save",
+    "save_sharded",
     "vote_gradients",
     "vote_hook",
 ]

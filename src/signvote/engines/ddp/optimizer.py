@@ -36,7 +36,7 @@ from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
 from signvote.engines.ddp.team import team_of
-from signvote.engines.ddp.torch_names import local_of
+from signvote.engines.ddp.torch_names import like_shard, local_of
 from signvote.engines.ddp.voted import Votes, entries_of
 from signvote.errors import ConfigError, EngineError, StateError
 
@@ -269,7 +269,19 @@ class Vote(Optimizer, Voting):
         for parameter, momentum in votes.momenta():
             self.state[parameter][MOMENTUM] = momentum
         for place, master in votes.stepping.masters.items():
-            self.state[votes.entries[place].parameter][MASTER] = master
+            parameter = votes.parameters[place]
+            self.state[parameter][MASTER] = like_shard(parameter, master.view(-1))
+
+    def named_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """The name of each parameter that is voted on, and its state: momentum, and the master of one of 16 bits."""
+        votes = self._begun()
+        self._show_state()
+        for entry in votes.entries:
+            yield entry.name, self.state[entry.parameter]
+
+    def forget_time(self) -> None:
+        """Do not count the time since the last step as work, as after loading a checkpoint."""
+        self._stopwatch = Stopwatch()
 
     def state_dict(self) -> State:
         """The state of this rank: by parameter its momentum, and under "votes" the trust in all workers.
@@ -307,7 +319,7 @@ class Vote(Optimizer, Voting):
             if is_own and MOMENTUM in its_state:
                 local_of(momentum).copy_(local_of(its_state[MOMENTUM]))
         self._show_state()
-        self._stopwatch = Stopwatch()
+        self.forget_time()
 
     def rank_state(self) -> State:
         """See Voting. Masters are part of it."""
@@ -323,7 +335,7 @@ class Vote(Optimizer, Voting):
         for place, entry in enumerate(votes.entries):
             votes.stepping.load_master(place, masters.get(entry.name))
         self._show_state()
-        self._stopwatch = Stopwatch()
+        self.forget_time()
 
     def __repr__(self) -> str:
         """The groups, and what the votes are about."""

@@ -26,6 +26,7 @@ from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
 from signvote.core.encoder import Encoded, Encoding, Memory, encode
 from signvote.core.layout import Layout
+from signvote.core.rule import Ranges, Rule
 from signvote.core.server import RoundReport, Server, vote_in_chunks
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Votes, empty_decision
@@ -110,7 +111,7 @@ class Poll:
         self.placement = _placement(self.layout, parameters, team, encoding)
         shares = Shares.of(self.placement.size, voters.world, transport.chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
-        server.rule.own(owned[voters.rank])
+        _own(server.rule, owned[voters.rank], team)
         local = {name: local_of(parameter) for name, parameter in parameters.items()}
         dtypes = [parameter.dtype for parameter in local.values()]
         widest = reduce(torch.promote_types, dtypes)
@@ -319,6 +320,11 @@ class Poll:
         by_rank: list[int] = group.all_gather(mine)[:, 0].tolist()
         return by_rank
 
+    def check_parameters(self, stage: str) -> None:
+        """Raise if ranks have different parameters, unless nobody wants to know. Every rank calls this."""
+        if self.check_every:
+            drift.check(self.digests(), self.team.voters.ranks, stage)
+
     def _digest(self) -> int:
         """Of the parameters, or the shards of them, on this rank."""
         return drift.digest(local_of(parameter) for parameter in self.parameters.values())
@@ -354,11 +360,15 @@ class Poll:
             raise StateError("no state given; wanted those of all ranks")
         for state in states:
             check_state(upgraded(state, "a rank's state", VERSION), **self._identity())
-        self.server.load_state_dict(*(state["server"] for state in states))
-        self.memory = self._no_memory()
+        self.resume(*(state["server"] for state in states))
         for state in states:
             if state["worker"] == self.worker_id:
                 self._load_memory(Memory(state["average"], state.get("residual")))
+
+    def resume(self, *servers: State) -> None:
+        """Resume from the states of the servers of all ranks, without memory of earlier gradients."""
+        self.server.load_state_dict(*servers)
+        self.memory = self._no_memory()
         self.handshake.ids = []
         self.begin()
 
@@ -369,6 +379,18 @@ class Poll:
 
     def _identity(self) -> State:
         return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
+
+
+def _own(rule: Rule, ranges: Ranges, team: Team) -> None:
+    """Have a rule decide these coordinates only."""
+    try:
+        rule.own(ranges)
+    except ConfigError as error:
+        if team.shards is None:
+            raise
+        raise ConfigError(
+            f"rule {rule.name!r} keeps counters in words of coordinates, and shards end inside words; use 'weighted'"
+        ) from error
 
 
 def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encoding: Encoding) -> Placement:

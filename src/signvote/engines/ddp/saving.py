@@ -24,9 +24,8 @@ from signvote.checkpoint import load as load_file
 from signvote.checkpoint import save as save_file
 from signvote.checkpoint import write_atomically
 from signvote.core.trust import State
-from signvote.engines.ddp import drift
 from signvote.engines.ddp.state import Voting
-from signvote.errors import StateError
+from signvote.errors import ConfigError, StateError
 from signvote.formats import upgraded
 
 LATEST = "latest"
@@ -51,10 +50,9 @@ def save(folder: str | Path, state: Voting, shared: State, own: State | None = N
     """
     folder = Path(folder)
     is_first = state.poll.team.voters.rank == 0
-    if state.poll.check_every:
-        drift.check(
-            state.poll.digests(), state.poll.team.voters.ranks, f"the checkpoint of round {state.round}"
-        )
+    if state.poll.team.shards is not None:
+        raise ConfigError("the parameters are sharded; use save_sharded and load_sharded")
+    state.poll.check_parameters(f"the checkpoint of round {state.round}")
     attempt = _first_ranks(state, _make_place(folder, state.round) if is_first else 0)
     place = folder / _name(state.round, attempt)
     place.mkdir(parents=True, exist_ok=True)  # this machine may not see it yet
