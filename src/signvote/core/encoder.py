@@ -106,7 +106,11 @@ def encode(
 
     """
     beta = encoding.momentum if momentum is None else momentum
-    signal, average = _averaged(gradient, memory.average, beta, out)
+    average = None
+    signal = gradient
+    if memory.average is not None or isinstance(beta, Tensor) or beta != 0:
+        average = averaged(gradient, memory.average, beta, out)
+        signal = average
     if memory.residual is not None:
         signal = signal + memory.residual
     planes, finite = sign_planes(signal, coin)
@@ -124,18 +128,16 @@ def encode(
     )
 
 
-def _averaged(
+def averaged(
     gradient: Tensor,
     average: Tensor | None,
     beta: float | Tensor,
-    out: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The signal before feedback, and the new average: both are m <- beta m + (1 - beta) g."""
-    if average is None and not isinstance(beta, Tensor) and beta == 0:
-        return gradient, None
+    out: Tensor | None = None,
+) -> Tensor:
+    """The new average m <- beta m + (1 - beta) g, of tensors of any shape; before the first gradient m is 0."""
     before = torch.zeros_like(gradient) if average is None else average
-    after = torch.lerp(before, gradient, 1 - beta, out=out)
-    return after, after
+    after: Tensor = torch.lerp(before, gradient, 1 - beta, out=out)
+    return after
 
 
 def _largest(signal: Tensor, share: float) -> Tensor:

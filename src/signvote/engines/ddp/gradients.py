@@ -54,33 +54,41 @@ class Gradients:
         self._missing = dict(self._parts)
         self._left = list(self._lengths)  # coordinates without a gradient, by chunk
 
-    def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> list[int]:
-        """Copy gradients into the vector; None is zero. Returns the chunks that are complete now.
+    def take(
+        self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]
+    ) -> list[tuple[Part, Tensor | None]]:
+        """The places of these gradients in the vector.
 
-        A parameter that is not trained, or that has its gradient already, is skipped.
+        A parameter that is not trained, has no elements, or has its gradient already is left out.
         """
-        places: list[Tensor] = []
-        given: list[Tensor] = []
-        complete: list[int] = []
+        taken = []
         for parameter, gradient in zip(parameters, gradients, strict=True):
             part = self._missing.pop(id(parameter), None)
-            if part is None or part.start == part.stop:
-                continue
+            if part is not None and part.start < part.stop:
+                taken.append((part, gradient))
+        return taken
+
+    def take_missing(self) -> list[tuple[Part, Tensor | None]]:
+        """The places of all gradients that are missing."""
+        missing = [self._parameters[part.name] for part in self._missing.values()]
+        return self.take(missing, [None] * len(missing))
+
+    def copy(self, taken: Sequence[tuple[Part, Tensor | None]]) -> None:
+        """Copy gradients into the vector; None is zero."""
+        places: list[Tensor] = []
+        given: list[Tensor] = []
+        for part, gradient in taken:
             flat = self.vector[part.start : part.stop]
             if gradient is None:
                 flat.zero_()
             else:
                 places.append(flat.view(gradient.shape))
                 given.append(gradient)
-            complete += self._completed(part)
         copy_all_(places, given)
-        return sorted(complete)
 
-    def put_missing(self) -> list[int]:
-        """Count every missing gradient as zero. Chunks of padding alone are complete, too."""
-        names = [part.name for part in self._missing.values()]
-        missing = [self._parameters[name] for name in names]
-        return self.put(missing, [None] * len(missing))
+    def complete(self, taken: Sequence[tuple[Part, Tensor | None]]) -> list[int]:
+        """The chunks that are complete now that these gradients are in the vector."""
+        return sorted(number for part, _ in taken for number in self._completed(part))
 
     def _completed(self, part: Part) -> list[int]:
         """The chunks that a part completes."""

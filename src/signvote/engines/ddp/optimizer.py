@@ -13,8 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +24,7 @@ from torch.optim.optimizer import ParamsT
 
 from signvote.core.bits import Zeros
 from signvote.core.encoder import Encoding, check_batch_size
-from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
-from signvote.core.server import Server
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.callers import Callers
@@ -35,9 +32,8 @@ from signvote.engines.ddp.overlap import Overlap
 from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
-from signvote.engines.ddp.team import team_of
 from signvote.engines.ddp.torch_names import like_shard, local_of
-from signvote.engines.ddp.voted import Votes, entries_of
+from signvote.engines.ddp.voted import Votes, entries_of, make_poll
 from signvote.errors import ConfigError, EngineError, StateError
 
 MOMENTUM = "momentum_buffer"  # entries of a parameter's state
@@ -116,7 +112,7 @@ class Vote(Optimizer, Voting):
         self._votes: Votes | None = None
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._make_poll = partial(
-            _make_poll,
+            make_poll,
             rule=rule,
             encoding=Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback),
             transport=Transport(overlap=overlap, chunk=chunk, check_every=check_every),
@@ -156,11 +152,13 @@ class Vote(Optimizer, Voting):
     def _begun(self) -> Votes:
         """The votes, which begin when they are first needed. Nothing is exchanged by that."""
         if self._votes is None:
-            entries = list(entries_of(self.param_groups))
+            everything = list(entries_of(self.param_groups))
+            entries = [entry for entry in everything if entry.parameter.requires_grad]
+            frozen = [entry for entry in everything if not entry.parameter.requires_grad]
             parameters = {entry.name: entry.parameter for entry in entries}
             momenta = [group["momentum"] for group in self.param_groups]
             poll = self._make_poll(parameters, momentum=max(momenta))
-            self._votes = Votes(poll, entries)
+            self._votes = Votes(poll, entries, frozen)
             self._show_state()
         return self._votes
 
@@ -205,9 +203,9 @@ class Vote(Optimizer, Voting):
     def _prepare(self) -> None:
         """Set what this round's gradients are encoded by."""
         votes = self._begun()
-        votes.poll.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum()
         scale = getattr(self, "grad_scale", None)  # set by GradScaler, unless it has unscaled the gradients
-        votes.poll.scale = 1.0 if scale is None else float(scale)
+        votes.poll.sender.scale = 1.0 if scale is None else float(scale)
         if self._overlap is not None:
             self._overlap.check()
             if scale is not None:
@@ -218,7 +216,7 @@ class Vote(Optimizer, Voting):
     def _send_one(self, parameter: Tensor) -> None:
         """Send a gradient while others are computed."""
         votes = self._begun()
-        votes.poll.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum()
         if parameter.grad is not None:
             with torch.no_grad():
                 votes.poll.put([parameter], [local_of(parameter.grad)])
@@ -361,34 +359,6 @@ def _check_group(group: dict[str, Any]) -> None:
         raise ConfigError(f"momentum is {group['momentum']}; it must lie in [0, 1)")
     if not group["weight_decay"] >= 0:
         raise ConfigError(f"weight_decay is {group['weight_decay']}; it must be 0 or more")
-
-
-def _make_poll(
-    parameters: dict[str, Tensor],
-    *,
-    momentum: float,
-    rule: str | Rule,
-    encoding: Encoding,
-    transport: Transport,
-    server: dict[str, Any],
-    worker_id: int | None,
-    group: dist.ProcessGroup | None,
-    timeout: float,
-) -> Poll:
-    """The votes on these parameters. Gradients and momentum are at least of 32 bits."""
-    layout = Layout(trainable(parameters).items())
-    dtypes = [parameter.dtype for parameter in parameters.values()]
-    device = local_of(next(iter(parameters.values()))).device
-    team = team_of(parameters, group, device, timeout)
-    return Poll(
-        parameters,
-        Server(layout, rule, zeros=encoding.zeros, **server),
-        team,
-        encoding=replace(encoding, momentum=momentum),
-        transport=transport,
-        worker_id=worker_id,
-        dtype=reduce(torch.promote_types, dtypes, torch.float32),
-    )
 
 
 def _copied(entries: dict[str, Tensor]) -> dict[str, Tensor]:

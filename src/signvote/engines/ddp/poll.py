@@ -6,7 +6,7 @@
     all-gather                          the decisions and their evidence                    N / 8 bytes
     learn                               from all evidence, the same on every rank
 
-`exchange.py` moves the bytes, `gradients.py` collects the gradients. Signs, votes and trust come from `core`, so the
+`sender.py` does the first step, `exchange.py` moves the bytes. Signs, votes and trust come from `core`, so the
 result equals the simulator's bit for bit. A rank whose gradient is not finite abstains; all ranks know that before the
 vote. If the ranks of a worker hold shards, each votes on its own, and evidence is summed over all of them.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
-from signvote.core.encoder import Encoded, Encoding, Memory, encode
+from signvote.core.encoder import Encoding, Memory
 from signvote.core.layout import Layout
 from signvote.core.rule import Ranges, Rule
 from signvote.core.server import RoundReport, Server, vote_in_chunks
@@ -33,17 +33,17 @@ from signvote.core.vote import Votes, empty_decision
 from signvote.engines.ddp import drift
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
-from signvote.engines.ddp.gradients import Gradients
 from signvote.engines.ddp.handshake import Handshake, settings_of
 from signvote.engines.ddp.pieces import pieces
-from signvote.engines.ddp.placement import Placement, Span
+from signvote.engines.ddp.placement import Placement
+from signvote.engines.ddp.sender import Sender
 from signvote.engines.ddp.shares import Shares
 from signvote.engines.ddp.status import Status, Statuses, gathered
 from signvote.engines.ddp.team import Team, held_by
 from signvote.engines.ddp.torch_names import local_of
 from signvote.errors import ConfigError, StateError
 from signvote.formats import check_state, upgraded
-from signvote.kernels import WORD, Planes, words_for
+from signvote.kernels import Planes
 
 log = logging.getLogger("signvote")
 
@@ -112,25 +112,21 @@ class Poll:
         shares = Shares.of(self.placement.size, voters.world, transport.chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
         _own(server.rule, owned[voters.rank], team)
-        local = {name: local_of(parameter) for name, parameter in parameters.items()}
-        dtypes = [parameter.dtype for parameter in local.values()]
+        dtypes = [parameter.dtype for parameter in parameters.values()]
         widest = reduce(torch.promote_types, dtypes)
-        self.gradients = Gradients(parameters, self.placement, shares, dtype or widest)
         self.exchange = Exchange(
             voters,
             shares,
             vote_planes=encoding.planes,
             decision_planes=1 if encoding.zeros == "coin" else 2,
-            device=self.gradients.vector.device,
+            device=local_of(next(iter(parameters.values()))).device,
             overlap=transport.overlap,
         )
+        self.sender = Sender(parameters, self.placement, self.exchange, encoding, dtype or widest)
         groups = getattr(server.rule, "groups", [(0, self.layout.size)])
         self.packings = Packings(groups, owned, dense=encoding.planes == 1)
         self.batch_sizes: tuple[int, ...] = ()  # that the workers declared in the last round; 0: not declared
-        self.scale = 1.0  # of this round's gradients: AMP's
-        self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
-        self.memory = self._no_memory()
-        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
+        self.begin()
 
     @property
     def worker_id(self) -> int:
@@ -152,53 +148,16 @@ class Poll:
         """The last round."""
         return self.server.report
 
-    # ---- gradients come in -----------------------------------------------------------------------
+    def begin(self) -> None:
+        """Prepare for the next round's gradients."""
+        self.exchange.begin()
+        self.sender.begin(coin_for(self.server.zeros, self.server.run, self.round + 1, self.worker_id))
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
-        """Copy gradients; encode and send the chunks that are complete."""
+        """Take in gradients; encode and send the chunks that are complete."""
         if not self.handshake.ids:
             self.handshake.run(self.team, self.layout, self.parameters, self.round)
-        self._send(self.gradients.put(parameters, gradients))
-
-    def _send(self, complete: list[int]) -> None:
-        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient."""
-        if not self.encoding.needs_whole_vector:
-            for number in complete:
-                self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
-        elif complete and self.gradients.is_complete:
-            self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
-
-    def _encode_and_send(self, numbers: range) -> None:
-        """Encode consecutive chunks as one vector, and send each."""
-        chunks = [self.exchange.shares.chunk(number) for number in numbers]
-        start = chunks[0].start
-        stop = chunks[-1].stop
-        encoded = [self._encode(span) for span in self.placement.spans(start, stop)]
-        self._encoded += encoded
-        planes = _joined([each.planes for each in encoded])
-        for number, chunk in zip(numbers, chunks, strict=True):
-            first = (chunk.start - start) // WORD
-            last = words_for(chunk.stop - start)
-            words = slice(first, last)
-            self.exchange.send(number, planes.map(lambda plane: plane[words]))  # noqa: B023
-
-    def _encode(self, span: Span) -> Encoded:
-        """Encode a span of the vector; the new average takes the place of the gradient."""
-        at = slice(span.start, span.stop)
-        gradient = self.gradients.vector[at]
-        if self.scale != 1.0:
-            gradient.mul_(1 / self.scale)
-        coin = coin_for(self.encoding.zeros, self.server.run, self.round + 1, self.worker_id)
-        memory = self.memory.map(lambda kept: kept[at])
-        momentum = self.momentum[at] if isinstance(self.momentum, Tensor) else self.momentum
-        return encode(
-            gradient,
-            memory,
-            self.encoding,
-            None if coin is None else coin.after(span.first),
-            momentum=momentum,
-            out=gradient,
-        )
+        self.sender.put(parameters, gradients)
 
     # ---- the decision ----------------------------------------------------------------------------
 
@@ -217,7 +176,7 @@ class Poll:
             used: which parameters have a gradient on this rank; if none of them has, this worker abstains.
 
         """
-        self._send(self.gradients.put_missing())
+        self.sender.put_missing()
         self.exchange.wait()
         mine = self._status(batch_size, seconds, used)
         statuses = gathered(mine, used, self.exchange, self.team.everyone)
@@ -226,7 +185,7 @@ class Poll:
         if len(voters) >= self.server.min_voters:
             decision, evidence = self._vote(voters)
         else:  # nothing moves, as all ranks know
-            decision = empty_decision(self.placement.size, None, self.gradients.vector.device)
+            decision = empty_decision(self.placement.size, None, self.exchange.device)
             evidence = NOTHING
         ids = self.handshake.ids
         sizes = {ids[rank]: workers[rank].batch_size for rank in voters}
@@ -234,7 +193,7 @@ class Poll:
         self.server.learn(self.round + 1, evidence, abstained, sizes)
         self.team.name_stage(f"round {self.round + 1}")
         if workers[self.team.voters.rank].votes:
-            self._keep_memory()
+            self.sender.keep_memory()
         self.begin()
         self._tell()
         return Outcome(decision, statuses.used, [status.nanoseconds / 1e9 for status in workers])
@@ -242,7 +201,7 @@ class Poll:
     def _status(self, batch_size: int, seconds: float, used: Sequence[bool]) -> Status:
         """The status of this rank."""
         reason = 0
-        if not all(bool(encoded.finite) for encoded in self._encoded):
+        if not self.sender.is_finite:
             reason = NON_FINITE
         elif len(used) and not any(used):
             reason = NO_GRADIENT
@@ -304,12 +263,6 @@ class Poll:
             for notice in self.report.notices:
                 log.warning("signvote: %s", notice)
 
-    def begin(self) -> None:
-        """Prepare for the next round's gradients."""
-        self._encoded = []
-        self.gradients.begin()
-        self.exchange.begin()
-
     # ---- memory and state ------------------------------------------------------------------------
 
     def digests(self) -> list[int]:
@@ -329,23 +282,9 @@ class Poll:
         """Of the parameters, or the shards of them, on this rank."""
         return drift.digest(local_of(parameter) for parameter in self.parameters.values())
 
-    def _no_memory(self) -> Memory:
-        vector = self.gradients.vector
-        average = torch.zeros_like(vector) if self.encoding.momentum else None
-        residual = torch.zeros_like(vector) if self.encoding.feedback else None
-        return Memory(average, residual)
-
-    def _keep_memory(self) -> None:
-        """Keep the memory that `encode` returned. The new average is in the gradients' vector: swap the two."""
-        average = self.memory.average
-        if average is not None:
-            self.gradients.vector, average = average, self.gradients.vector
-        residual = self._encoded[0].memory.residual if self._encoded else None
-        self.memory = Memory(average, residual)
-
     def state_dict(self) -> State:
         """This rank's state, besides the model. The states of all ranks together make a checkpoint."""
-        memory = self.memory.map(Tensor.clone)
+        memory = self.sender.memory.map(Tensor.clone)
         return {
             **self._identity(),
             "worker": self.worker_id,
@@ -363,19 +302,14 @@ class Poll:
         self.resume(*(state["server"] for state in states))
         for state in states:
             if state["worker"] == self.worker_id:
-                self._load_memory(Memory(state["average"], state.get("residual")))
+                self.sender.load_memory(Memory(state["average"], state.get("residual")))
 
     def resume(self, *servers: State) -> None:
         """Resume from the states of the servers of all ranks, without memory of earlier gradients."""
         self.server.load_state_dict(*servers)
-        self.memory = self._no_memory()
+        self.sender.memory = self.sender.no_memory()
         self.handshake.ids = []
         self.begin()
-
-    def _load_memory(self, saved: Memory) -> None:
-        for tensor, its_value in zip(self.memory, saved, strict=True):
-            if tensor is not None and its_value is not None:
-                tensor.copy_(its_value)
 
     def _identity(self) -> State:
         return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
@@ -400,12 +334,3 @@ def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, enc
     if encoding.needs_whole_vector:
         raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
     return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))
-
-
-def _joined(parts: Sequence[Planes]) -> Planes:
-    """Planes of consecutive words as one."""
-    if len(parts) == 1:
-        return parts[0]
-    signs = torch.cat([planes.signs for planes in parts])
-    supports = [planes.support for planes in parts if planes.support is not None]
-    return Planes(signs, torch.cat(supports) if supports else None)

@@ -165,7 +165,7 @@ class VoteState(Voting):
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
         """Copy gradients; encode and send the chunks that are complete."""
         if self.scaler is not None:
-            self.poll.scale = self.scaler.get_scale()
+            self.poll.sender.scale = self.scaler.get_scale()
         self.poll.put(parameters, gradients)
 
     def decide(self, since: float) -> Planes:
@@ -206,9 +206,9 @@ class VoteState(Voting):
         If nothing was decided, AMP gets infinities, with which it skips the step.
         """
         if self.scaler is None:
-            self.poll.gradients.fill(parameters, gradients, decision, 1.0)
+            self.poll.sender.gradients.fill(parameters, gradients, decision, 1.0)
         elif self.report.is_decided:
-            self.poll.gradients.fill(parameters, gradients, decision, self.scaler.get_scale())
+            self.poll.sender.gradients.fill(parameters, gradients, decision, self.scaler.get_scale())
         else:
             for gradient in gradients:
                 gradient.fill_(torch.inf)

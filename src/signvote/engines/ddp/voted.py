@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from signvote.engines.ddp.poll import Poll
+from signvote.core.encoder import Encoding
+from signvote.core.layout import Layout, trainable
+from signvote.core.rule import Rule
+from signvote.core.server import Server
+from signvote.engines.ddp.poll import Poll, Transport
 from signvote.engines.ddp.stepping import Setting, Stepping
+from signvote.engines.ddp.team import team_of
 from signvote.engines.ddp.torch_names import like_shard, local_of
 from signvote.errors import ConfigError
 
@@ -23,15 +31,13 @@ class Entry(NamedTuple):
 
 
 def entries_of(groups: Sequence[dict[str, Any]]) -> Iterator[Entry]:
-    """The parameters that require a gradient; without names they are numbered."""
+    """All parameters; without names they are numbered."""
     number = 0
     for group in groups:
         names = group.get("param_names")
         for place, parameter in enumerate(group["params"]):
-            name = str(number) if names is None else names[place]
+            yield Entry(str(number) if names is None else names[place], parameter, group)
             number += 1
-            if parameter.requires_grad:
-                yield Entry(name, parameter, group)
 
 
 class Votes:
@@ -40,19 +46,27 @@ class Votes:
     Args:
         poll: on these parameters.
         entries: the parameters.
+        frozen: the other parameters of the optimizer.
 
     """
 
-    def __init__(self, poll: Poll, entries: Sequence[Entry]) -> None:
+    def __init__(self, poll: Poll, entries: Sequence[Entry], frozen: Sequence[Entry] = ()) -> None:
         self.poll = poll
         self.entries = entries
+        self._frozen = frozen
         self.parameters = [entry.parameter for entry in entries]
         self.stepping = Stepping(self.parameters, poll.placement.parts)
         self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by the address of the vector of momentum
         self._betas: tuple[list[float], Tensor] | None = None
 
     def gradients(self) -> list[Tensor | None]:
-        """The gradients of this rank, of its shards."""
+        """The gradients of this rank, of its shards. Frozen parameters have none."""
+        for entry in self._frozen:
+            if entry.parameter.grad is not None:
+                raise ConfigError(
+                    f"{entry.name} was frozen at the first step and has a gradient now; to unfreeze it later, freeze"
+                    " it after the first step, or make a new optimizer when you unfreeze it"
+                )
         found: list[Tensor | None] = []
         for entry in self.entries:
             gradient = entry.parameter.grad if entry.parameter.requires_grad else None
@@ -73,7 +87,7 @@ class Votes:
         if len(set(betas)) == 1:
             return betas[0]
         if self._betas is None or self._betas[0] != betas:
-            by_coordinate = torch.zeros_like(self.poll.gradients.vector)
+            by_coordinate = torch.zeros_like(self.poll.sender.gradients.vector)
             for part, beta in zip(self.poll.placement.parts, betas, strict=True):
                 by_coordinate[part.start : part.stop] = beta
             self._betas = (betas, by_coordinate)
@@ -81,7 +95,7 @@ class Votes:
 
     def momenta(self) -> list[tuple[Tensor, Tensor]]:
         """Each parameter and its momentum, in its shape; nothing where there is no momentum."""
-        average = self.poll.memory.average
+        average = self.poll.sender.memory.average
         if average is None:
             return []
         address = average.data_ptr()
@@ -90,3 +104,31 @@ class Votes:
             pairs = zip(self.parameters, flat, strict=True)
             self._views[address] = [(p, like_shard(p, view)) for p, view in pairs]
         return self._views[address]
+
+
+def make_poll(
+    parameters: dict[str, Tensor],
+    *,
+    momentum: float,
+    rule: str | Rule,
+    encoding: Encoding,
+    transport: Transport,
+    server: dict[str, Any],
+    worker_id: int | None,
+    group: dist.ProcessGroup | None,
+    timeout: float,
+) -> Poll:
+    """The votes on these parameters. Gradients and momentum are at least of 32 bits."""
+    layout = Layout(trainable(parameters).items())
+    dtypes = [parameter.dtype for parameter in parameters.values()]
+    device = local_of(next(iter(parameters.values()))).device
+    team = team_of(parameters, group, device, timeout)
+    return Poll(
+        parameters,
+        Server(layout, rule, zeros=encoding.zeros, **server),
+        team,
+        encoding=replace(encoding, momentum=momentum),
+        transport=transport,
+        worker_id=worker_id,
+        dtype=reduce(torch.promote_types, dtypes, torch.float32),
+    )

@@ -1,0 +1,167 @@
+"""From gradients to signs on their way: gradients are averaged, encoded and sent as they come in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
+from signvote.engines.ddp.exchange import Exchange
+from signvote.engines.ddp.gradients import Gradients
+from signvote.engines.ddp.placement import Part, Placement, Span
+from signvote.kernels import WORD, Coin, Planes, words_for
+
+
+class Sender:
+    """The gradients of a round, and what this rank remembers of earlier ones.
+
+    Args:
+        parameters: by name.
+        placement: of the coordinates that this rank holds.
+        exchange: sends the signs.
+        encoding: how gradients become signs.
+        dtype: of gradients and momentum.
+
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        placement: Placement,
+        exchange: Exchange,
+        encoding: Encoding,
+        dtype: torch.dtype,
+    ) -> None:
+        self.placement = placement
+        self.exchange = exchange
+        self.encoding = encoding
+        self.gradients = Gradients(parameters, placement, exchange.shares, dtype)
+        self.memory = self.no_memory()
+        self.scale = 1.0  # of this round's gradients: AMP's
+        self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
+        self._coin: Coin | None = None
+        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
+
+    def begin(self, coin: Coin | None) -> None:
+        """Wait for the gradients of a new round, whose zeros get this coin."""
+        self._coin = coin
+        self._encoded = []
+        self.gradients.begin()
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that was sent in this round was finite."""
+        return all(bool(encoded.finite) for encoded in self._encoded)
+
+    # ---- gradients come in -----------------------------------------------------------------------
+
+    def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+        """Take in gradients; encode and send the chunks that are complete."""
+        self._write(self.gradients.take(parameters, gradients))
+
+    def put_missing(self) -> None:
+        """Count every missing gradient as zero."""
+        self._write(self.gradients.take_missing())
+
+    def _write(self, taken: list[tuple[Part, Tensor | None]]) -> None:
+        """Write gradients into the vector, and send the chunks that they complete.
+
+        On a CPU momentum averages them in the same pass, which saves a copy of all gradients.
+        """
+        if self._averages_early:
+            for part, gradient in taken:
+                self._average(part, gradient)
+        else:
+            self.gradients.copy(taken)
+        self._send(self.gradients.complete(taken))
+
+    @property
+    def _averages_early(self) -> bool:
+        """Whether the vector gets averages, not gradients."""
+        return self.memory.average is not None and self.gradients.vector.device.type == "cpu"
+
+    def _average(self, part: Part, gradient: Tensor | None) -> None:
+        """Write the new average of one parameter's gradient."""
+        assert self.memory.average is not None
+        at = slice(part.start, part.stop)
+        vector = self.gradients.vector[at]
+        if gradient is None:
+            gradient = vector.zero_()
+        elif gradient.dtype != vector.dtype or self.scale != 1.0:
+            gradient = vector.view(gradient.shape).copy_(gradient).mul_(1 / self.scale)
+        shape = gradient.shape
+        momentum = self.momentum[at].view(shape) if isinstance(self.momentum, Tensor) else self.momentum
+        averaged(gradient, self.memory.average[at].view(shape), momentum, out=vector.view(shape))
+
+    # ---- signs go out ----------------------------------------------------------------------------
+
+    def _send(self, complete: list[int]) -> None:
+        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient."""
+        if not self.encoding.needs_whole_vector:
+            for number in complete:
+                self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
+        elif complete and self.gradients.is_complete:
+            self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
+
+    def _encode_and_send(self, numbers: range) -> None:
+        """Encode consecutive chunks as one vector, and send each."""
+        chunks = [self.exchange.shares.chunk(number) for number in numbers]
+        start = chunks[0].start
+        stop = chunks[-1].stop
+        encoded = [self._encode(span) for span in self.placement.spans(start, stop)]
+        self._encoded += encoded
+        planes = _joined([each.planes for each in encoded])
+        for number, chunk in zip(numbers, chunks, strict=True):
+            first = (chunk.start - start) // WORD
+            last = words_for(chunk.stop - start)
+            words = slice(first, last)
+            self.exchange.send(number, planes.map(lambda plane: plane[words]))  # noqa: B023
+
+    def _encode(self, span: Span) -> Encoded:
+        """Encode a span of the vector; the new average takes the place of the gradient."""
+        at = slice(span.start, span.stop)
+        gradient = self.gradients.vector[at]
+        memory = self.memory.map(lambda kept: kept[at])
+        momentum = self.momentum[at] if isinstance(self.momentum, Tensor) else self.momentum
+        if self._averages_early:
+            memory = memory._replace(average=None)
+            momentum = 0.0
+        elif self.scale != 1.0:
+            gradient.mul_(1 / self.scale)
+        coin = None if self._coin is None else self._coin.after(span.first)
+        return encode(gradient, memory, self.encoding, coin, momentum=momentum, out=gradient)
+
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def no_memory(self) -> Memory:
+        """Memory of no gradient."""
+        vector = self.gradients.vector
+        average = torch.zeros_like(vector) if self.encoding.momentum else None
+        residual = torch.zeros_like(vector) if self.encoding.feedback else None
+        return Memory(average, residual)
+
+    def keep_memory(self) -> None:
+        """Keep what this round added. The new average is in the gradients' vector: swap the two."""
+        average = self.memory.average
+        if average is not None:
+            self.gradients.vector, average = average, self.gradients.vector
+        residual = self._encoded[0].memory.residual if self._encoded else None
+        self.memory = Memory(average, residual)
+
+    def load_memory(self, saved: Memory) -> None:
+        """Copy what is saved into the memory."""
+        for tensor, its_value in zip(self.memory, saved, strict=True):
+            if tensor is not None and its_value is not None:
+                tensor.copy_(its_value)
+
+
+def _joined(parts: Sequence[Planes]) -> Planes:
+    """Planes of consecutive words as one."""
+    if len(parts) == 1:
+        return parts[0]
+    signs = torch.cat([planes.signs for planes in parts])
+    supports = [planes.support for planes in parts if planes.support is not None]
+    return Planes(signs, torch.cat(supports) if supports else None)
