@@ -148,12 +148,14 @@ def reported(rank: int, world: int, folder: str) -> str:
     """Both get an error although both are alive, as when a link is cut; rank 1 takes its time to report."""
     process_group.GRACE = PATIENCE  # ends as soon as both have reported
     state = VoteState(nn.Linear(2, 2), "majority")
-    state.poll.team.voters.stage = "round 9"
+    voters = state.poll.team.voters
+    assert isinstance(voters, process_group.ProcessGroup)
+    voters.stage = "round 9"
     if rank == 1:
         wait_for(Path(folder, "waits").exists)
     else:
         Path(folder, "waits").touch()
-    with pytest.raises(EngineError) as error, state.poll.team.voters._named():
+    with pytest.raises(EngineError) as error, voters._named():
         raise RuntimeError(f"link {rank} is cut")
     return str(error.value)
 
@@ -220,7 +222,9 @@ POINTS = {
 
 def arm(state: VoteState, name: str, call: int) -> None:
     """Let this process die, as by `kill -9`, when the exchange or the checkpoint gets to that call."""
-    owner = {"save_file": saving, "write_atomically": saving, "rmtree": shutil}.get(name, state.poll.team.voters)
+    owner = {"save_file": saving, "write_atomically": saving, "rmtree": shutil}.get(
+        name, state.poll.team.voters
+    )
     usual, calls = getattr(owner, name), count(1)
 
     def deadly(*args: Any, **kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ class SampleCount:
     """Counts the samples that pass through a module: the first dimension of the first tensor that it is called with.
 
     Several passes add up, as with gradient accumulation. A pass in evaluation mode or without gradients does not
-    count, nor does one without a tensor.
+    count, nor does one without a tensor or inside a compiled graph: count in the module around it.
 
     Args:
         module: the module that is called; a hook stays in it until `close`.
@@ -35,7 +35,7 @@ class SampleCount:
     def _count(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
-        if module.training and torch.is_grad_enabled():
+        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.total += first_dimension((args, kwargs)) or 0
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from signvote.core.encoder import Encoding, check_batch_size
 from signvote.core.rule import Rule
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
-from signvote.engines.ddp.callers import Callers
+from signvote.engines.ddp.modules import Surroundings
 from signvote.engines.ddp.overlap import Overlap
 from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.state import Voting
@@ -124,7 +124,7 @@ class Vote(Optimizer, Voting):
         self.batch_size = batch_size
         self.balancer = balancer
         self._stopwatch = Stopwatch()
-        self._callers = Callers(self._parameters())
+        self._surroundings = Surroundings(self._parameters())
         self._overlap = Overlap(self._parameters(), self._send_one) if overlap else None
         self._has_warned = False
 
@@ -180,7 +180,7 @@ class Vote(Optimizer, Voting):
             with torch.enable_grad():
                 loss = closure()
         worked = self._stopwatch.worked(self._now())
-        self._callers.stop_looking()
+        self._surroundings.stop_looking()
         self._warn_of_lr()
         votes = self._begun()
         gradients = votes.gradients()
@@ -235,7 +235,7 @@ class Vote(Optimizer, Voting):
 
     def _declared(self, batch_size: int | None) -> int:
         """The batch size of this rank in this round."""
-        declared = self._callers.take_samples()
+        declared = self._surroundings.take_samples()
         if self.balancer is not None:
             planned = self.balancer.sizes_after(self.round)
             declared = planned[self.poll.team.voters.rank]
@@ -344,7 +344,7 @@ class Vote(Optimizer, Voting):
             lines.append(
                 f"votes: {poll.layout.size} coordinates, {workers} workers, rule {poll.server.rule.name}"
             )
-        if self._callers.silenced:
+        if self._surroundings.silenced:
             lines.append(
                 "DDP's all-reduce is off for these parameters: their gradients are voted on in step()"
             )

@@ -80,10 +80,17 @@ class Stepping:
         self._versions = self._versions_now()
 
     def _follow(self) -> None:
-        """Take over parameters that somebody else has changed, as by loading a model."""
+        """Take over what somebody else has changed in a parameter, as by loading a model.
+
+        Elements that still are the rounded master keep it: a model may be loaded before or after the masters.
+        """
         for place, version in self._versions_now().items():
-            if self._versions[place] != version:
-                self.load_master(place, None)
+            if self._versions[place] == version:
+                continue
+            local = self._locals[place]
+            master = self.masters[place]
+            is_changed = local != master.to(local.dtype)
+            master.copy_(torch.where(is_changed, local.float(), master))
 
     def _versions_now(self) -> dict[int, int]:
         """How often each parameter with a master was written to."""

@@ -1,0 +1,103 @@
+"""The modules around the parameters: an optimizer gets parameters only, and two things are about modules.
+
+    how many samples a gradient comes from    counted as batches pass through the modules
+    DistributedDataParallel                   must not average gradients before the vote
+
+The modules are found among all objects that Python tracks. A wrapper may be made after the optimizer, so the search is
+repeated at the first gradient, before DDP can send one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from signvote.core.samples import SampleCount
+from signvote.engines.ddp.silence import silence
+
+
+class Holder(NamedTuple):
+    """A module, and how many of some parameters are in it."""
+
+    module: nn.Module
+    held: int
+
+
+def holders_of(parameters: Iterable[Tensor]) -> list[Holder]:
+    """All modules that hold some of these parameters, the outermost first."""
+    wanted = {id(parameter) for parameter in parameters}
+    holders = []
+    for module in _all_modules():
+        held = sum(id(parameter) in wanted for parameter in module.parameters())
+        if held:
+            holders.append(Holder(module, held))
+    return sorted(holders, key=_reach, reverse=True)
+
+
+def _all_modules() -> list[nn.Module]:
+    """The modules that Python knows, but those that are being made."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    return [module for module in modules if "_modules" in vars(module)]
+
+
+def _reach(holder: Holder) -> tuple[int, int]:
+    """A module reaches further than those inside it."""
+    return holder.held, len(list(holder.module.modules()))
+
+
+class Surroundings:
+    """The modules that hold some parameters. Samples are counted in them, and DDP is kept from averaging.
+
+    A script calls the model, a wrapper around it, or its layers one by one. So samples are counted in every module that
+    holds all of the parameters, and in the parts of the innermost. The outermost that was called counts.
+
+    Args:
+        parameters: that are voted on.
+
+    """
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.silenced: list[DistributedDataParallel] = []
+        self._parameters = parameters
+        self._counts: dict[nn.Module, SampleCount] = {}  # the outermost first
+        self._hooks: list[RemovableHandle] = []
+        self._look()
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_hook(self._on_gradient))  # type: ignore[no-untyped-call]
+
+    def _on_gradient(self, gradient: Tensor) -> None:
+        """Look again at the first gradient of all: no bucket of DDP is complete yet."""
+        if self._hooks:
+            self.stop_looking()
+            self._look()
+
+    def stop_looking(self) -> None:
+        """Remove the hooks that wait for the first gradient."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _look(self) -> None:
+        holders = holders_of(self._parameters)
+        whole = [holder.module for holder in holders if holder.held == len(self._parameters)]
+        parts = list(whole[-1].children()) if whole else [holder.module for holder in holders]
+        modules = (*whole, *parts)
+        self._counts = {module: self._counts.get(module) or SampleCount(module) for module in modules}
+        voted = {id(parameter) for parameter in self._parameters}
+        for holder in holders:
+            if isinstance(holder.module, DistributedDataParallel) and holder.module not in self.silenced:
+                silence(holder.module, voted)
+                self.silenced.append(holder.module)
+
+    def take_samples(self) -> int:
+        """The samples since this was last called; 0: unknown."""
+        totals = [count.total for count in self._counts.values()]
+        for count in self._counts.values():
+            count.total = 0
+        return next((total for total in totals if total), 0)
