@@ -24,7 +24,15 @@ FIRST_COLUMN = LEFT + BOX_WIDTH + 22
 ARROW_IN = 8  # below the top of a box
 LINE_OUT = 18
 
-COLORS = ("#3f7fd6", "#d9652b", "#b8529b", "#7a68d0", "#1f9a8a", "#8a8f98")  # of floors, on light and on dark
+COLORS = (
+    "#3f7fd6",
+    "#d9652b",
+    "#b8529b",
+    "#c9a227",
+    "#7a68d0",
+    "#1f9a8a",
+    "#8a8f98",
+)  # of floors, on light and on dark
 
 STYLE = """
 .rooms { --ink: #24292f; --box: #ffffff; --floor: #8080801f; font-family: system-ui, sans-serif; }

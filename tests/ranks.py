@@ -19,7 +19,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote.engines.ddp import VoteState, vote_gradients, vote_hook
+from signvote.engines.ddp import Vote, VoteState, vote_gradients, vote_hook
 from signvote.sim import Config
 from signvote.sim.population import Sampler, generator, split
 from signvote.sim.run import Run
@@ -137,10 +137,33 @@ def checksum(model: nn.Module) -> int:
 
 def make_state(model: nn.Module, config: Config, **more: Any) -> VoteState:
     """As the simulator's settings are; ranks declare batch sizes by themselves."""
+    return VoteState(model, config.rule, **_settings(config), **more)
+
+
+def make_optimizer(model: nn.Module, config: Config, **more: Any) -> Vote:
+    """Likewise."""
+    settings = {"weight_decay": config.decay, **_settings(config), **more}
+    return Vote(model.parameters(), rule=config.rule, **settings)
+
+
+def _settings(config: Config) -> dict[str, Any]:
     settings: dict[str, Any] = {"momentum": config.momentum, "zeros": config.zeros, "run": config.seed}
     settings |= {"top": config.top, "feedback": config.feedback, "chunk": 1280}
-    settings |= {**config.options, **more}
-    return VoteState(model, config.rule, **settings)
+    return settings | config.options
+
+
+class Batches:
+    """The batches of the simulator's worker of the same number."""
+
+    def __init__(self, rank: int, config: Config) -> None:
+        self._rank = rank
+        parts = split(task().train.labels, config.workers, config.split, config.seed)
+        self._sampler = Sampler(parts, config.batch_sizes, config.seed)
+
+    def loss(self, net: nn.Module, t: int) -> Tensor:
+        chosen = self._sampler.batch(self._rank, t - 1)
+        train = task().train
+        return task().loss(net(task().prepare(train.inputs[chosen])), train.labels[chosen])
 
 
 class Trainer:
@@ -149,8 +172,7 @@ class Trainer:
     def __init__(self, rank: int, config: Config, *, over_ddp: bool = True, **more: Any) -> None:
         self.rank, self.config = rank, config
         self.model = fresh(config)
-        parts = split(task().train.labels, config.workers, config.split, config.seed)
-        self.sampler = Sampler(parts, config.batch_sizes, config.seed)
+        self.batches = Batches(rank, config)
         self.net: nn.Module = self.model
         if over_ddp:
             self.net = DistributedDataParallel(self.model, bucket_cap_mb=1e-5)
@@ -160,9 +182,7 @@ class Trainer:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
 
     def loss(self, t: int) -> Tensor:
-        chosen = self.sampler.batch(self.rank, t - 1)
-        train = task().train
-        return task().loss(self.net(task().prepare(train.inputs[chosen])), train.labels[chosen])
+        return self.batches.loss(self.net, t)
 
     def step(self) -> None:
         t = self.state.round + 1

@@ -15,9 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from signvote.engines.ddp import VoteState, vote_hook
+from signvote import Vote
 from signvote.sim import Config, train
 from signvote.sim.machine import Machine
 from signvote.tasks import load_task
@@ -167,12 +166,13 @@ def simulated(folder: Path, *, rounds: int, together: bool) -> None:
     train(config, load_task("mnist-10k", model="mlp"), folder, machine=Machine(together=together))
 
 
-def over_ddp(folder: Path) -> None:
+def over_ranks(folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
     try:
-        model = DistributedDataParallel(nn.Linear(30, 10))
-        model.register_comm_hook(VoteState(model, overlap=False), vote_hook)
+        model = nn.Linear(30, 10)
+        optimizer = Vote(model.parameters())
         model(torch.ones(2, 30)).sum().backward()
+        optimizer.step()
     finally:
         dist.destroy_process_group()
 
@@ -184,7 +184,7 @@ def over_flower(folder: Path) -> None:
 ROUNDS: dict[str, Callable[[Path], None]] = {
     "Simulator, one by one": lambda folder: simulated(folder, rounds=1, together=False),
     "Simulator, joint pass": lambda folder: simulated(folder, rounds=2, together=True),
-    "torch.distributed": over_ddp,
+    "torch.distributed": over_ranks,
     "Flower": over_flower,
 }  # two rounds where the end of a way is in the next round
 

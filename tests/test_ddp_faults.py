@@ -23,8 +23,10 @@ from signvote.core.layout import trainable
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.engines.ddp import VoteState, load, process_group, save, saving, vote_gradients
+from signvote.engines.ddp.handshake import ADVICE
 from signvote.errors import EngineError
 from tests.ranks import PATIENCE, Trainer, checksum, config, simulated, together, wait_for
+from tests.test_optimizer_ranks import Script
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,7 +108,8 @@ def misfits(rank: int, world: int) -> list[str]:
 def test_ranks_that_differ_all_raise_the_same_error(tmp_path: Path) -> None:
     *differ, ids = zip(*together(3, misfits, folder=tmp_path), strict=True)
     for told, what in zip(differ, MISFITS.values(), strict=True):
-        assert told == (f"rank 1 differs from rank 0 in the {what}",) * 3
+        advice = ADVICE if what == "parameters" else ""
+        assert told == (f"rank 1 differs from rank 0 in the {what}{advice}",) * 3
     assert ids == ("worker ids by rank are [5, 5, 5]; they must differ",) * 3
 
 
@@ -345,3 +348,18 @@ def torchrun(*script: str) -> str:
     )  # fmt: skip
     assert run.returncode == 0, run.stdout
     return run.stdout
+
+
+# ---- a rank that stops -------------------------------------------------------------------------------
+
+
+def stopping(rank: int, world: int) -> list[str]:
+    """Rank 1 skips its third batch, and stops one step early."""
+    script = Script(rank, config("majority", world, 10), wrapped="never", timeout=2.0)
+    script.train(3 if rank == 1 else 4)
+    return []
+
+
+def test_a_rank_that_stops_early_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"round 4 failed on rank 0"):
+        together(2, stopping, folder=tmp_path)

@@ -13,7 +13,7 @@ class SampleCount:
     """Counts the samples that pass through a module: the first dimension of the first tensor that it is called with.
 
     Several passes add up, as with gradient accumulation. A pass in evaluation mode or without gradients does not
-    count, nor does one without a tensor or inside a compiled graph: count in the module around it.
+    count, nor does one without a tensor.
 
     Args:
         module: the module that is called; a hook stays in it until `close`.
@@ -22,21 +22,27 @@ class SampleCount:
     >>> samples = SampleCount(model)
     >>> for batch in torch.zeros(8, 2), torch.zeros(3, 2):
     ...     loss = model(batch).sum()
-    >>> samples.total
+    >>> samples.take()
     11
 
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.total = 0  # since it was last set to 0
+        self.total = 0  # since `take`
         # A method, not a function: a deep copy of the module then has a count of its own.
         self._hook = module.register_forward_hook(self._count, with_kwargs=True)
 
     def _count(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
     ) -> None:
-        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if module.training and torch.is_grad_enabled():
             self.total += first_dimension((args, kwargs)) or 0
+
+    def take(self) -> int:
+        """The samples since this was last called."""
+        total = self.total
+        self.total = 0
+        return total
 
     def close(self) -> None:
         """Stop counting."""

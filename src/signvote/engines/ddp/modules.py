@@ -97,7 +97,5 @@ class Surroundings:
 
     def take_samples(self) -> int:
         """The samples since this was last called; 0: unknown."""
-        totals = [count.total for count in self._counts.values()]
-        for count in self._counts.values():
-            count.total = 0
+        totals = [count.take() for count in self._counts.values()]
         return next((total for total in totals if total), 0)

@@ -73,12 +73,13 @@ class Vote(Optimizer, Voting):
         options: keyword arguments of the rule.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
-    >>> optimizer = Vote(model.parameters(), lr=0.5)
-    >>> before = model.weight.detach().clone()
+    >>> model.weight.data.zero_()
+    tensor([[0., 0.]])
+    >>> optimizer = Vote(model.parameters(), lr=2**-7)
     >>> model(torch.tensor([[3.0, -4.0]])).sum().backward()
     >>> optimizer.step()
-    >>> (model.weight - before).tolist()
-    [[-0.5, 0.5]]
+    >>> model.weight.tolist()
+    [[-0.0078125, 0.0078125]]
 
     """
 

@@ -81,7 +81,8 @@ class Sender:
     @property
     def _averages_early(self) -> bool:
         """Whether the vector gets averages, not gradients."""
-        return self.memory.average is not None and self.gradients.vector.device.type == "cpu"
+        is_on_cpu = self.gradients.vector.device.type == "cpu"
+        return is_on_cpu and self.memory.average is not None
 
     def _average(self, part: Part, gradient: Tensor | None) -> None:
         """Write the new average of one parameter's gradient."""

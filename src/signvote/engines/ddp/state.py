@@ -182,13 +182,12 @@ class VoteState(Voting):
                 self._back_off()
         if self.balancer is not None:
             self.balancer.observe(outcome.seconds)
-        self.samples.total = 0
         self.stopwatch.begin()
         return outcome.decision
 
     def _declared(self) -> int:
         """The batch size of this rank in this round."""
-        counted = self.samples.total
+        counted = self.samples.take()
         if self.balancer is not None:
             planned = self.balancer.sizes_after(self.round)
             counted = planned[self.poll.team.voters.rank]
@@ -225,5 +224,5 @@ class VoteState(Voting):
     def load_rank_states(self, *states: State) -> None:
         """See Voting."""
         super().load_rank_states(*states)
-        self.samples.total = 0
+        self.samples.take()
         self.stopwatch = Stopwatch()
