@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import tables
+from studies import former, tables
 
-from signvote.results import Result, results_of, write
+from signvote import ONE, Layout, Voters
+from signvote.results import NAME, Result, read, results_of, write
 from tests.test_report import made_up_run
 
 
@@ -91,3 +93,33 @@ def test_the_command(
     monkeypatch.setattr(sys, "argv", ["tables", "nothing", str(path)])
     with pytest.raises(SystemExit, match="attacks,rules,labels,options"):
         tables.main()
+
+
+# ---- rules of earlier releases as yardsticks ---------------------------------------------------------
+
+
+def test_former_rules_weigh_as_they_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout([("w", (64,))])
+    roots = former.SquareRoots(layout)
+    voters = Voters(workers=(0, 1, 2), batch_sizes=(4, 16, 64))
+    assert roots.weights(voters)[:, 0].tolist() == [2 * ONE, 4 * ONE, 8 * ONE]
+    with pytest.raises(ValueError, match="needs the batch size of every worker"):
+        roots.weights(Voters(workers=(0, 1), batch_sizes=(0, 4)))
+    odds = former.LogOdds(layout)
+    assert len(set(odds.weights(voters)[:, 0].tolist())) == 1, "nothing is learned yet"
+    assert len(set(odds.weights(Voters(workers=(0, 1), batch_sizes=()))[:, 0].tolist())) == 1
+
+
+def test_a_study_with_former_rules_is_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "few.toml"
+    path.write_text(
+        'task = "mnist-10k"\nmodel = "mlp"\nrounds = 4\n[[grid]]\nbatch_sizes = [4, 8, 64]\n'
+        'rules = ["log-odds", "square-roots"]\n'
+    )
+    line = [sys.executable, "-m", "studies.former", str(path)]
+    subprocess.run(line, check=True, cwd=Path(__file__).parents[1], capture_output=True)
+    runs = read(tmp_path / "few" / NAME)["runs"]
+    assert [(run["config"]["rule"], run["status"]) for run in runs] == [
+        ("log-odds", "done"),
+        ("square-roots", "done"),
+    ]
