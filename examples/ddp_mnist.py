@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote.engines.ddp import Balancer, UnequalSampler, VoteState, load, save, vote_hook  # (*)
+import signvote  # (*)
+from signvote.engines.ddp import Balancer, UnequalSampler, load, save
 from signvote.tasks import load_task
 
 
@@ -43,16 +44,16 @@ def main() -> None:
 
     model = DistributedDataParallel(task.model().to(device))
     balancer = Balancer(options.total, world, every=0 if options.fixed else 10)
-    state = VoteState(model, options.rule, momentum=0.9, balancer=balancer)  # (*)
-    model.register_comm_hook(state, vote_hook)  # (*)
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.step)  # (*) no momentum: the votes have it
+    optimizer = signvote.Vote(  # (*)
+        model.parameters(), lr=options.step, momentum=0.9, rule=options.rule, balancer=balancer
+    )
     sampler = UnequalSampler(len(task.train), balancer, rank)
 
-    if options.checkpoints and (found := load(options.checkpoints, state)):
+    if options.checkpoints and (found := load(options.checkpoints, optimizer)):
         shared, _ = found
         model.module.load_state_dict(shared["model"])
         balancer.load_state_dict(shared["balancer"])
-    for t in range(state.round, options.rounds):
+    for t in range(optimizer.round, options.rounds):
         chosen = torch.tensor(sampler.batch(t), device=device)
         inputs, labels = task.prepare(task.train.inputs[chosen]), task.train.labels[chosen]
         optimizer.param_groups[0]["lr"] = options.step * (1 + math.cos(math.pi * t / options.rounds)) / 2
@@ -63,7 +64,7 @@ def main() -> None:
             print(f"round {t + 1}: {accuracy(task, model.module):.1%} right, batches {balancer.sizes(t)}")
         if options.checkpoints and (t + 1) % options.save_every == 0:
             shared = {"model": model.module.state_dict(), "balancer": balancer.state_dict()}
-            save(options.checkpoints, state, shared)
+            save(options.checkpoints, optimizer, shared)
     dist.destroy_process_group()
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote import ConfigError, Server, Worker
+from signvote import ConfigError, Server, Vote, Worker
 from signvote.engines.ddp import VoteState, noop_hook, vote_gradients, vote_hook
 from tests.ranks import together
 
@@ -72,28 +72,31 @@ def backward(net: nn.Module, rank: int, t: int, count: int, dtype: torch.dtype, 
             (loss * scale).backward()  # type: ignore[no-untyped-call]
 
 
-def by_ranks(rank: int, world: int, dtype: torch.dtype, count: int, over_ddp: bool) -> list[Array]:
+def by_ranks(rank: int, world: int, dtype: torch.dtype, count: int, way: str) -> list[Array]:
     model = made(dtype)
-    net = DistributedDataParallel(model, find_unused_parameters=True) if over_ddp else model
-    state = VoteState(net, "weighted", batch_size=3, chunk=64)
-    if isinstance(net, DistributedDataParallel):
-        net.register_comm_hook(state, vote_hook)
+    net = model if way == "function" else DistributedDataParallel(model, find_unused_parameters=True)
     groups = [
         {"params": list(model.conv.parameters())},
         {"params": [p for n, p in model.named_parameters() if "conv" not in n]},
     ]
-    optimizer = torch.optim.SGD(groups, lr=STEP)
+    if way == "optimizer":
+        optimizer: torch.optim.Optimizer = Vote(groups, lr=STEP, batch_size=3, chunk=64)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=STEP)
+        state = VoteState(net, "weighted", batch_size=3, chunk=64)
+    if way == "hook":
+        net.register_comm_hook(state, vote_hook)  # type: ignore[operator]
     for t in range(1, ROUNDS + 1):
         optimizer.zero_grad()
         backward(net, rank, t, count, dtype)
-        if not over_ddp:
+        if way == "function":
             vote_gradients(state)
         optimizer.step()
     return arrays(model)
 
 
-def by_one(world: int, dtype: torch.dtype, count: int, over_ddp: bool) -> list[Array]:
-    """The same by `Worker` and `Server`. DDP does not step a layer in rounds in which nobody used it."""
+def by_one(world: int, dtype: torch.dtype, count: int, way: str) -> list[Array]:
+    """The same by `Worker` and `Server`. Only `vote_gradients` steps a layer in rounds in which nobody used it."""
     model = made(dtype)
     workers = [Worker(model, r, momentum=0.9, batch_size=3) for r in range(world)]
     server = Server(workers[0].layout, "weighted")
@@ -105,12 +108,18 @@ def by_one(world: int, dtype: torch.dtype, count: int, over_ddp: bool) -> list[A
             ballots[rank] = worker.ballot(t)
         before = {name: p.detach().clone() for name, p in model.rare.named_parameters()}
         workers[0].apply(server.decide(t, ballots), STEP)
-        if over_ddp and t % 2:
+        if way != "function" and t % 2:
             model.rare.load_state_dict(before)
     return arrays(model)
 
 
-CASES = [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 2), (torch.float16, 1), (torch.float64, 1)]
+TYPES = [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 2), (torch.float16, 1), (torch.float64, 1)]
+CASES = [
+    (dtype, count, way)
+    for dtype, count in TYPES
+    for way in ("hook", "function", "optimizer")
+    if way != "optimizer" or dtype.itemsize > 2  # which steps masters in float32
+]
 
 
 @pytest.fixture(scope="module")
@@ -120,24 +129,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[Any, Any]]:
 
 
 def everything(rank: int, world: int) -> dict[Any, Any]:
-    ways = [(*case, over_ddp) for case in CASES for over_ddp in (True, False)]
-    found: dict[Any, Any] = {way: by_ranks(rank, world, *way) for way in ways}
+    found: dict[Any, Any] = {case: by_ranks(rank, world, *case) for case in CASES}
     return found | {
         work: globals()[work](rank, world) for work in ("with_scaler", "refusals", "unsent", "in_a_group")
     }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "count"), CASES)
-def test_models_as_they_come(dtype: torch.dtype, count: int, answers: list[dict[Any, Any]]) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_models_as_they_come(case: tuple[torch.dtype, int, str], answers: list[dict[Any, Any]]) -> None:
     """Frozen and tied weights, groups of parameters, accumulated gradients, small floats, strides."""
     torch.set_num_threads(1)
-    names = [n for n, _ in made(dtype).named_parameters()]
-    for over_ddp in (True, False):
-        wanted = by_one(2, dtype, count, over_ddp)
-        for answer in answers:
-            for name, parameter, its in zip(names, answer[dtype, count, over_ddp], wanted, strict=True):
-                assert np.array_equal(parameter, its), (name, over_ddp)
+    names = [n for n, _ in made(case[0]).named_parameters()]
+    wanted = by_one(2, *case)
+    for answer in answers:
+        for name, parameter, its in zip(names, answer[case], wanted, strict=True):
+            assert np.array_equal(parameter, its), name
 
 
 def with_scaler(rank: int, world: int) -> tuple[list[Array], list[float], dict[int, str]]:
