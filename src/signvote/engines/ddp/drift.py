@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from signvote.engines.ddp.torch_names import local_of
 from signvote.errors import EngineError
 from signvote.kernels import signed
 
@@ -130,8 +131,9 @@ def copy_from_majority(state: Voting, model: nn.Module, source: int | None = Non
     else:
         raise EngineError(f"source is rank {source}; it must be one of {group.ranks}")
     for tensor in (*model.parameters(), *model.buffers()):
-        travelling = tensor.detach().to(group.device).contiguous()
+        mine = local_of(tensor).detach()
+        travelling = mine.to(group.device).contiguous()
         group.broadcast(travelling, first)
-        tensor.copy_(travelling)
+        mine.copy_(travelling)
     odd = [rank for rank, each in zip(group.ranks, digests, strict=True) if each != digests[first]]
     return tuple(odd)

@@ -64,6 +64,7 @@ class Surroundings:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.silenced: list[DistributedDataParallel] = []
         self._parameters = parameters
+        self.modules: list[nn.Module] = []  # that hold some of the parameters
         self._counts: dict[nn.Module, SampleCount] = {}  # the outermost first
         self._hooks: list[RemovableHandle] = []
         self._look()
@@ -85,6 +86,7 @@ class Surroundings:
 
     def _look(self) -> None:
         holders = holders_of(self._parameters)
+        self.modules = [holder.module for holder in holders]
         whole = [holder.module for holder in holders if holder.held == len(self._parameters)]
         parts = list(whole[-1].children()) if whole else [holder.module for holder in holders]
         modules = (*whole, *parts)

@@ -32,13 +32,16 @@ from signvote.engines.ddp.overlap import Overlap
 from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
+from signvote.engines.ddp.team import check_sharded
 from signvote.engines.ddp.torch_names import like_shard, local_of
 from signvote.engines.ddp.voted import Votes, entries_of, make_poll
 from signvote.errors import ConfigError, EngineError, StateError
 
 MOMENTUM = "momentum_buffer"  # entries of a parameter's state
 MASTER = "master"
-VOTES = "votes"  # the entry of a state dict that other optimizers do not have
+WHOLE = [0, 1]  # the only shard of one
+VOTES = "votes"  # entries of a state dict that other optimizers do not have
+SHARD = "shard"
 
 
 class Vote(Optimizer, Voting):
@@ -126,6 +129,12 @@ class Vote(Optimizer, Voting):
         self.balancer = balancer
         self._stopwatch = Stopwatch()
         self._surroundings = Surroundings(self._parameters())
+        check_sharded(
+            {entry.name: entry.parameter for entry in entries_of(self.param_groups)},
+            self._surroundings.modules,
+            overlap=overlap,
+            has_balancer=balancer is not None,
+        )
         self._overlap = Overlap(self._parameters(), self._send_one) if overlap else None
         self._has_warned = False
 
@@ -292,7 +301,7 @@ class Vote(Optimizer, Voting):
         state["state"] = {place: _copied(entries) for place, entries in state["state"].items()}
         votes = self.poll.state_dict()
         del votes["average"]  # it is in the state of each parameter
-        return {**state, VOTES: votes}
+        return {**state, VOTES: votes, SHARD: self._shard()}
 
     def load_state_dict(self, state_dict: State) -> None:
         """Resume from a state. From that of another worker all but the momentum is loaded."""
@@ -300,8 +309,15 @@ class Vote(Optimizer, Voting):
             raise StateError("the state has no entry 'votes': another optimizer wrote it, not Vote")
         saved = _by_parameter(state_dict, self._parameters())
         votes = self._begun()
+        shard = list(state_dict.get(SHARD, WHOLE))
+        if shard != self._shard():
+            raise StateError(
+                f"the state is of shard {_named(shard)}, and this rank has shard {_named(self._shard())}; to load"
+                " in another mesh, use save_sharded and load_sharded"
+            )
         votes.poll.load_state_dict({**state_dict[VOTES], "average": None})
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != VOTES})
+        usual = {name: value for name, value in state_dict.items() if name not in (VOTES, SHARD)}
+        super().load_state_dict(usual)
         self.state.clear()
         is_own = state_dict[VOTES]["worker"] == self.worker_id
         if not is_own:
@@ -319,6 +335,11 @@ class Vote(Optimizer, Voting):
                 local_of(momentum).copy_(local_of(its_state[MOMENTUM]))
         self._show_state()
         self.forget_time()
+
+    def _shard(self) -> list[int]:
+        """The place of this rank among the ranks of its worker, and their number."""
+        shards = self.poll.team.shards
+        return WHOLE if shards is None else [shards.rank, shards.world]
 
     def rank_state(self) -> State:
         """See Voting. Masters are part of it."""
@@ -360,6 +381,12 @@ def _check_group(group: dict[str, Any]) -> None:
         raise ConfigError(f"momentum is {group['momentum']}; it must lie in [0, 1)")
     if not group["weight_decay"] >= 0:
         raise ConfigError(f"weight_decay is {group['weight_decay']}; it must be 0 or more")
+
+
+def _named(shard: list[int]) -> str:
+    """A shard, for errors."""
+    place, count = shard
+    return f"{place} of {count}"
 
 
 def _copied(entries: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -217,12 +217,11 @@ class Poll:
 
     def _compared(self, statuses: Statuses) -> list[Status]:
         """The status of each voter; raise if ranks have different parameters."""
-        workers = statuses.of_voters(self.handshake, self.team.shard)
+        workers = statuses.of_voters(self.handshake)
         self.batch_sizes = tuple(status.batch_size for status in workers)
-        digests = [status.digest for status in workers]
-        if len(set(digests)) > 1:
-            self.begin()  # the step may be repeated
-            drift.check(digests, self.team.voters.ranks, f"round {self.round + 1}")
+        digests = [status.digest for status in statuses.ranks]
+        shards = [member.shard for member in self.handshake.members]
+        self._check_digests(digests, shards, f"round {self.round + 1}")
         return workers
 
     def _vote(self, voters: list[int]) -> tuple[Planes, Evidence]:
@@ -275,8 +274,22 @@ class Poll:
 
     def check_parameters(self, stage: str) -> None:
         """Raise if ranks have different parameters, unless nobody wants to know. Every rank calls this."""
-        if self.check_every:
-            drift.check(self.digests(), self.team.voters.ranks, stage)
+        if not self.check_every:
+            return
+        self.team.connect()
+        group = self.team.everyone
+        mine = torch.tensor([self._digest(), self.team.shard], device=group.device)
+        digests, shards = group.all_gather(mine).T.tolist()
+        self._check_digests(digests, shards, stage)
+
+    def _check_digests(self, digests: Sequence[int], shards: Sequence[int], stage: str) -> None:
+        """Raise the same error on all ranks if ranks with the same shard have different parameters."""
+        for shard in sorted(set(shards)):
+            places = [place for place, its_shard in enumerate(shards) if its_shard == shard]
+            alike = [digests[place] for place in places]
+            if len(set(alike)) > 1:
+                self.begin()  # the step may be repeated
+            drift.check(alike, [self.team.everyone.ranks[place] for place in places], stage)
 
     def _digest(self) -> int:
         """Of the parameters, or the shards of them, on this rank."""
@@ -317,14 +330,12 @@ class Poll:
 
 def _own(rule: Rule, ranges: Ranges, team: Team) -> None:
     """Have a rule decide these coordinates only."""
-    try:
-        rule.own(ranges)
-    except ConfigError as error:
-        if team.shards is None:
-            raise
+    if team.shards is not None and type(rule).own is not Rule.own:
         raise ConfigError(
-            f"rule {rule.name!r} keeps counters in words of coordinates, and shards end inside words; use 'weighted'"
-        ) from error
+            f"rule {rule.name!r} keeps counters per coordinate, which is not supported with sharded parameters;"
+            " use 'weighted'"
+        )
+    rule.own(ranges)
 
 
 def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encoding: Encoding) -> Placement:

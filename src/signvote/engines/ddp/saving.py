@@ -50,8 +50,7 @@ def save(folder: str | Path, state: Voting, shared: State, own: State | None = N
     """
     folder = Path(folder)
     is_first = state.poll.team.voters.rank == 0
-    if state.poll.team.shards is not None:
-        raise ConfigError("the parameters are sharded; use save_sharded and load_sharded")
+    _refuse_shards(state)
     state.poll.check_parameters(f"the checkpoint of round {state.round}")
     attempt = _first_ranks(state, _make_place(folder, state.round) if is_first else 0)
     place = folder / _name(state.round, attempt)
@@ -71,6 +70,12 @@ def save(folder: str | Path, state: Voting, shared: State, own: State | None = N
     if is_first:
         _finish(place, files)
     barrier(state)
+
+
+def _refuse_shards(state: Voting) -> None:
+    """Raise for sharded parameters, of which a rank has a part only."""
+    if state.poll.team.shards is not None:
+        raise ConfigError("the parameters are sharded; use save_sharded and load_sharded")
 
 
 def _name(round: int, attempt: int) -> str:
@@ -123,6 +128,7 @@ def _finish(place: Path, files: Mapping[str, int]) -> None:
 
 def load(folder: str | Path, state: Voting) -> tuple[State, State] | None:
     """Resume from the last complete checkpoint, of any number of ranks: (shared, own), or None without one."""
+    _refuse_shards(state)
     place = _latest(Path(folder))
     if place is None:
         return None

@@ -7,14 +7,18 @@ FOLDER/*.distcp, .metadata       model, momentum of each worker, masters: each r
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from signvote.checkpoint import State
 from signvote.checkpoint import load as load_file
 from signvote.checkpoint import save as save_file
 from signvote.engines.ddp.optimizer import MASTER, MOMENTUM, Vote
+from signvote.engines.ddp.poll import Poll
 from signvote.errors import StateError
 
 VOTES = "votes.safetensors"
@@ -34,10 +38,32 @@ def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     folder = Path(folder)
     poll = optimizer.poll
     poll.check_parameters(f"the checkpoint of round {poll.round}")
+    problem = ""
     if poll.team.everyone.rank == 0:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(folder / VOTES, poll.server.state_dict())
+        problem = _write_votes(folder, poll.server.state_dict())
+    if _any_rank(poll, bool(problem)):
+        raise StateError(problem or "the first rank could not write the checkpoint; its error shows why")
     dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
+
+
+def _write_votes(folder: Path, state: State) -> str:
+    """Write the state of the votes into a new folder; an error as text, so that all ranks can raise one."""
+    if (folder / METADATA).exists():
+        return f"{folder} holds a checkpoint; give each checkpoint a new folder"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(folder / VOTES, state)
+    except OSError as error:
+        return f"{folder / VOTES} could not be written: {error}"
+    return ""
+
+
+def _any_rank(poll: Poll, mine: bool) -> bool:
+    """Whether something is true on any rank. Every rank calls this."""
+    poll.team.connect()
+    group = poll.team.everyone
+    by_rank = group.all_gather(torch.tensor([int(mine)], device=group.device))
+    return bool(by_rank.any())
 
 
 def load_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
@@ -50,18 +76,48 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
 
     """
     folder = Path(folder)
-    if not (folder / METADATA).exists():
-        raise StateError(f"{folder} holds no complete checkpoint: {METADATA} is missing")
+    known = _checked(folder)
+    loaded = get_model_state_dict(model)
+    _check_model(folder, known, loaded)
     optimizer.poll.resume(load_file(folder / VOTES))
-    known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata  # type: ignore[attr-defined]
     tensors = {
         name: {key: tensor for key, tensor in entries.items() if f"{name}.{key}" in known}
         for name, entries in _tensors(optimizer).items()
     }
-    loaded = get_model_state_dict(model)
     dcp.load({MODEL: loaded, **tensors}, checkpoint_id=folder)  # type: ignore[attr-defined]
     set_model_state_dict(model, loaded)  # all else was loaded in place
     optimizer.forget_time()
+
+
+def _checked(folder: Path) -> dict[str, Any]:
+    """What a checkpoint holds, by name; raise if it is not complete."""
+    for name in (METADATA, VOTES):
+        if not (folder / name).exists():
+            raise StateError(f"{folder} holds no complete checkpoint: {name} is missing")
+    try:
+        metadata = dcp.FileSystemReader(folder).read_metadata()  # type: ignore[attr-defined]
+        entries = list(metadata.storage_data.values())
+    except Exception as error:  # of pickle, which may raise anything
+        raise StateError(f"{folder / METADATA} is damaged ({type(error).__name__})") from error
+    for entry in entries:
+        path = folder / entry.relative_path
+        wanted = entry.offset + entry.length
+        if not path.is_file() or path.stat().st_size < wanted:
+            raise StateError(f"{path} is missing or cut short: {wanted} bytes or more were saved")
+    return dict(metadata.state_dict_metadata)
+
+
+def _check_model(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Raise if the checkpoint is of another model."""
+    for name, value in wanted.items():
+        saved = known.get(f"{MODEL}.{name}")
+        if saved is None:
+            raise StateError(f"{folder} is of another model: it does not hold {name}")
+        if isinstance(value, Tensor) and tuple(saved.size) != tuple(value.shape):
+            raise StateError(
+                f"{folder} is of another model: {name} has shape {tuple(saved.size)}, and this model's has"
+                f" {tuple(value.shape)}"
+            )
 
 
 def _tensors(optimizer: Vote) -> dict[str, dict[str, Tensor]]:

@@ -42,18 +42,23 @@ class Stepping:
 
     def __init__(self, parameters: Sequence[Tensor], parts: Sequence[Part]) -> None:
         self.masters: dict[int, Tensor] = {}  # by the place of the parameter
-        self._locals = [local_of(parameter).detach() for parameter in parameters]
+        self._parameters = parameters
         self._parts = parts
         self._directions: Tensor | None = None
-        for place, local in enumerate(self._locals):
+        for place in range(len(parameters)):
+            local = self._local(place)
             if local.dtype in HALVES:
                 self.masters[place] = local.float().contiguous()
         self._versions = self._versions_now()
 
+    def _local(self, place: int) -> Tensor:
+        """The part of a parameter on this rank; FSDP2 may put it into other memory between two steps."""
+        return local_of(self._parameters[place]).detach()
+
     def load_master(self, place: int, master: Tensor | None) -> None:
         """Set the master of a parameter; None: the parameter's own value."""
         if place in self.masters:
-            self.masters[place].copy_(self._locals[place] if master is None else local_of(master))
+            self.masters[place].copy_(self._local(place) if master is None else local_of(master))
 
     def step(self, decision: Planes, used: Sequence[bool], settings: Sequence[Setting]) -> None:
         """Step the parameters that some rank has a gradient of.
@@ -67,7 +72,7 @@ class Stepping:
         self._follow()
         places = [place for place, is_used in enumerate(used) if is_used]
         chosen = [
-            Stepped(self.masters.get(place, self._locals[place]), self._parts[place], settings[place])
+            Stepped(self.masters[place] if place in self.masters else self._local(place), self._parts[place], settings[place])
             for place in places
         ]
         if decision.signs.device.type == "cpu":
@@ -76,7 +81,7 @@ class Stepping:
         else:
             self._step_at_once(decision, chosen)
         for place in self.masters.keys() & set(places):
-            self._locals[place].copy_(self.masters[place])
+            self._local(place).copy_(self.masters[place])
         self._versions = self._versions_now()
 
     def _follow(self) -> None:
@@ -87,14 +92,15 @@ class Stepping:
         for place, version in self._versions_now().items():
             if self._versions[place] == version:
                 continue
-            local = self._locals[place]
+            local = self._local(place)
             master = self.masters[place]
             is_changed = local != master.to(local.dtype)
             master.copy_(torch.where(is_changed, local.float(), master))
 
-    def _versions_now(self) -> dict[int, int]:
-        """How often each parameter with a master was written to."""
-        return {place: self._locals[place]._version for place in self.masters}
+    def _versions_now(self) -> dict[int, tuple[int, int]]:
+        """Where each parameter with a master lies, and how often it was written to."""
+        locals_ = {place: self._local(place) for place in self.masters}
+        return {place: (local.data_ptr(), local._version) for place, local in locals_.items()}
 
     def _step_at_once(self, decision: Planes, chosen: Sequence[Stepped]) -> None:
         """In few launches: the decision as +1 and -1, then all parameters of one lr and decay together."""

@@ -9,18 +9,18 @@ Without shards a worker is one rank, and `everyone` are the voters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from math import prod
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from signvote.engines.ddp.placement import Held
 from signvote.engines.ddp.process_group import Alone, Group, ProcessGroup, ranks_of
-from signvote.engines.ddp.torch_names import sharding_of
+from signvote.engines.ddp.torch_names import is_sharded_by_fsdp, sharding_of
 from signvote.errors import ConfigError
 
 
@@ -85,12 +85,14 @@ def team_of(
     voters = ProcessGroup(ranks_of(group), device, timeout)
     if mesh is None:
         return Team(Alone(device) if voters.world == 1 else voters)
-    if group is None:
+    shards = ProcessGroup(dist.get_process_group_ranks(mesh.get_group()), device, timeout)
+    others = set(voters.ranks) & set(shards.ranks) - {dist.get_rank()}
+    if group is None or others:
         raise ConfigError(
             "the parameters are sharded; give Vote the ranks that hold the same shards on other machines:"
             ' group=mesh["replicate"].get_group()'
         )
-    return Team(voters, ProcessGroup(dist.get_process_group_ranks(mesh.get_group()), device, timeout))
+    return Team(voters, shards)
 
 
 def mesh_of(parameters: Mapping[str, Tensor]) -> DeviceMesh | None:
@@ -101,16 +103,59 @@ def mesh_of(parameters: Mapping[str, Tensor]) -> DeviceMesh | None:
         return None
     for name, sharding in found.items():
         if sharding is None:
-            raise ConfigError(f"{name} is not sharded, and others are: call fully_shard on the whole model")
-        mesh, dimensions = sharding
-        if mesh.ndim > 1 or dimensions != (0,):
             raise ConfigError(
-                f"{name} is sharded or replicated in a way that votes cannot follow (tensor parallelism, a mesh of"
-                ' several dimensions, or another dimension than the first): use fully_shard(model, mesh=mesh["shard"])'
+                f"{name} is not sharded, and others are: call fully_shard on the whole model, or give {name} to"
+                " another optimizer"
             )
+        mesh, cut = sharding
+        if cut == (None, 0):
+            raise ConfigError(
+                f"{name} lies on a mesh of two dimensions, over which FSDP2 averages gradients and leaves nothing to"
+                ' vote on; use fully_shard(model, mesh=mesh["shard"]) and'
+                ' Vote(..., group=mesh["replicate"].get_group())'
+            )
+        if cut != (0,):
+            raise ConfigError(_foreign(name))
         if mesh != meshes[0]:
             raise ConfigError(f"{name} lies on another mesh than the first parameter; one mesh is supported")
     return meshes[0]
+
+
+def _foreign(name: str) -> str:
+    """The error for a parameter that is sharded by somebody else, or by another dimension."""
+    return (
+        f"{name} is not sharded by FSDP2 alone, along its first dimension: tensor parallelism and shard_placement_fn"
+        ' are not supported; use only fully_shard(model, mesh=mesh["shard"])'
+    )
+
+
+def check_sharded(
+    parameters: Mapping[str, Tensor],
+    modules: Iterable[nn.Module],
+    *,
+    overlap: bool,
+    has_balancer: bool,
+) -> None:
+    """Raise, before training starts, for what an optimizer of sharded parameters cannot do.
+
+    Args:
+        parameters: of the optimizer.
+        modules: that hold them.
+        overlap: whether gradients are to be sent during the backward pass.
+        has_balancer: whether batch sizes are planned.
+
+    """
+    if mesh_of(parameters) is None:
+        return
+    if not any(is_sharded_by_fsdp(module) for module in modules):
+        raise ConfigError(_foreign(next(iter(parameters))))
+    if overlap:
+        raise ConfigError("overlap=True is not supported with sharded parameters; use overlap=False")
+    if has_balancer:
+        raise ConfigError(
+            "a balancer plans for workers of one rank, and the parameters are sharded; leave it out, and choose the"
+            " batch size of each rank"
+        )
 
 
 def held_by(parameters: Mapping[str, Tensor], shard: int, shards: int) -> dict[str, Held]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defined]
 from torch.distributed import Store as Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
@@ -57,15 +57,29 @@ def step_all_(targets: list[Tensor], directions: list[Tensor], step: float, deca
     torch._foreach_add_(targets, directions, alpha=-step)
 
 
+OTHERWISE = -1  # a tensor is placed neither as a copy nor as a shard
+
+
 def sharding_of(tensor: Tensor) -> tuple[DeviceMesh, tuple[int | None, ...]] | None:
-    """The mesh of a DTensor, and the dimension that each of the mesh's dimensions cuts; None for a plain tensor."""
+    """The mesh of a DTensor, and the dimension that each of the mesh's dimensions cuts; None for a plain tensor.
+
+    A dimension of the mesh that holds copies cuts None.
+    """
     if type(tensor).__name__ != "DTensor" and type(getattr(tensor, "data", None)).__name__ != "DTensor":
         return None
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
     assert isinstance(tensor, DTensor)
-    cut = tuple(place.dim if type(place) is Shard else None for place in tensor.placements)
-    return tensor.device_mesh, cut
+    cut: list[int | None] = []
+    for place in tensor.placements:
+        otherwise = None if type(place) is Replicate else OTHERWISE
+        cut.append(place.dim if type(place) is Shard else otherwise)
+    return tensor.device_mesh, tuple(cut)
+
+
+def is_sharded_by_fsdp(module: nn.Module) -> bool:
+    """Whether `fully_shard` was called on this module."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
 def local_of(tensor: Tensor) -> Tensor:
