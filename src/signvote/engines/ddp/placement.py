@@ -68,8 +68,9 @@ class Placement:
         for segment in layout.segments:
             part = Held(0, segment.stop - segment.start) if held is None else held[segment.name]
             first = segment.start + part.start
-            start = _next_start(runs, first)
-            stop = start + part.stop - part.start
+            length = part.stop - part.start
+            start = _next_start(runs, first) if length else _end(runs)
+            stop = start + length
             parts.append(Part(segment.name, first, start, stop))
             if start < stop:
                 _extend(runs, Span(start, stop, first))
@@ -100,6 +101,11 @@ def _next_start(runs: list[Span], first: int) -> int:
         return last.stop
     next_word = -(-last.stop // WORD) * WORD
     return next_word + first % WORD
+
+
+def _end(runs: list[Span]) -> int:
+    """The end of the vector so far, where a part without coordinates goes."""
+    return runs[-1].stop if runs else 0
 
 
 def _extend(runs: list[Span], span: Span) -> None:

@@ -70,7 +70,7 @@ class Stepping:
 
         """
         self._follow()
-        places = [place for place, is_used in enumerate(used) if is_used]
+        places = [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
         chosen = [
             Stepped(self.masters[place] if place in self.masters else self._local(place), self._parts[place], settings[place])
             for place in places
@@ -78,7 +78,7 @@ class Stepping:
         if decision.signs.device.type == "cpu":
             for target, part, (lr, decay) in chosen:
                 step_(target, decision, part.start, lr, decay)
-        else:
+        elif chosen:
             self._step_at_once(decision, chosen)
         for place in self.masters.keys() & set(places):
             self._local(place).copy_(self.masters[place])
