@@ -38,24 +38,27 @@ def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     folder = Path(folder)
     poll = optimizer.poll
     poll.check_parameters(f"the checkpoint of round {poll.round}")
-    problem = ""
+    error: OSError | None = None
     if poll.team.everyone.rank == 0:
-        problem = _write_votes(folder, poll.server.state_dict())
-    if _any_rank(poll, bool(problem)):
-        raise StateError(problem or "the first rank could not write the checkpoint; its error shows why")
+        error = _write_votes(folder, poll.server.state_dict())
+    if _any_rank(poll, error is not None):
+        raise StateError(
+            f"the first rank could not write to {folder}: it holds a checkpoint already, or is not writable; give"
+            " each checkpoint a new folder"
+        ) from error
     dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
 
 
-def _write_votes(folder: Path, state: State) -> str:
-    """Write the state of the votes into a new folder; an error as text, so that all ranks can raise one."""
-    if (folder / METADATA).exists():
-        return f"{folder} holds a checkpoint; give each checkpoint a new folder"
+def _write_votes(folder: Path, state: State) -> OSError | None:
+    """Write the state of the votes into a new folder; an error is returned, so that all ranks can raise one."""
     try:
+        if (folder / METADATA).exists():
+            raise FileExistsError(folder / METADATA)
         folder.mkdir(parents=True, exist_ok=True)
         save_file(folder / VOTES, state)
     except OSError as error:
-        return f"{folder / VOTES} could not be written: {error}"
-    return ""
+        return error
+    return None
 
 
 def _any_rank(poll: Poll, mine: bool) -> bool:

@@ -72,7 +72,7 @@ class Stepping:
         self._follow()
         places = [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
         chosen = [
-            Stepped(self.masters[place] if place in self.masters else self._local(place), self._parts[place], settings[place])
+            Stepped(self.masters.get(place, self._local(place)), self._parts[place], settings[place])
             for place in places
         ]
         if decision.signs.device.type == "cpu":

@@ -1,0 +1,368 @@
+"""Sharded models: states and checkpoints, ranks that drift apart, and everything that is refused, in its words."""
+
+from __future__ import annotations
+
+import gc
+import io
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from signvote import Vote
+from signvote.checkpoint import State
+from signvote.engines.ddp import Balancer, copy_from_majority, load, load_sharded, save, save_sharded
+from signvote.engines.ddp.torch_names import local_of
+from tests.ranks import together
+from tests.sharded import (
+    Array,
+    Net,
+    backward,
+    error_of,
+    flat,
+    loss,
+    mesh_of,
+    plain,
+    same,
+    sharded,
+    spoil_one_shard,
+    trust_of,
+    vote_of,
+)
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def train(model: nn.Module, optimizer: Vote, rounds: range) -> Tensor:
+    for t in rounds:
+        backward(model, t)
+        optimizer.step()
+    return flat(model.parameters())
+
+
+def momentum_of(optimizer: Vote) -> Tensor:
+    return flat(state["momentum_buffer"] for _, state in optimizer.named_state())
+
+
+# ---- states --------------------------------------------------------------------------------------
+
+
+def resumed(mesh: DeviceMesh, dtype: torch.dtype) -> None:
+    """From state dicts in a file of each rank, into an optimizer that has not stepped and into one that has."""
+    model = sharded(mesh, dtype)
+    optimizer = vote_of(model, mesh, rule="robust")
+    train(model, optimizer, range(2))
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    wanted = train(model, optimizer, range(2, 4))
+    for rounds in (0, 1):
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        other = sharded(mesh, dtype)
+        its = vote_of(other, mesh, rule="robust")
+        train(other, its, range(7, 7 + rounds))
+        other.load_state_dict(saved["model"])
+        its.load_state_dict(saved["optimizer"])
+        assert torch.equal(train(other, its, range(2, 4)), wanted), (dtype, rounds)
+        assert same(trust_of(its), trust_of(optimizer))
+
+
+def scaled(mesh: DeviceMesh) -> tuple[float, Array]:
+    """GradScaler, with an overflow in one shard of the last node."""
+    model = sharded(mesh)
+    optimizer = vote_of(model, mesh)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for t in range(2):
+        model.zero_grad()
+        scaler.scale(loss(model, dist.get_rank(), t)).backward()  # type: ignore[no-untyped-call]
+        if t == 1:
+            spoil_one_shard(model, 2)
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler.get_scale(), flat(model.parameters()).numpy()
+
+
+def drifted(mesh: DeviceMesh) -> str:
+    """One rank changes its shard: all ranks raise the same error, and go on from the first node."""
+    model = sharded(mesh)
+    optimizer = vote_of(model, mesh)
+    before = train(model, optimizer, range(1)).clone()
+    if dist.get_rank() == 3:
+        with torch.no_grad():
+            local_of(model.first.weight).add_(1)
+    backward(model, 1)
+    found = error_of(optimizer.step)
+    assert error_of(lambda: save_sharded("nowhere", model, optimizer)) == found.replace(
+        "round 2", "the checkpoint of round 1"
+    )
+    first = dist.get_process_group_ranks(mesh["replicate"].get_group())[0]
+    copy_from_majority(optimizer, model, source=first)
+    assert torch.equal(flat(model.parameters()), before)
+    optimizer.step()
+    assert optimizer.round == 2
+    return found
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+class Saved(NamedTuple):
+    """What a checkpoint must bring back."""
+
+    weights: Tensor
+    momentum: list[Tensor]  # by worker
+    trust: State
+
+
+def checkpoint(mesh: DeviceMesh, folder: Path, dtype: torch.dtype) -> tuple[Saved, Tensor]:
+    """Write one after two rounds; the weights two rounds later."""
+    model = sharded(mesh, dtype)
+    optimizer = vote_of(model, mesh, rule="robust")
+    train(model, optimizer, range(2))
+    save_sharded(folder, model, optimizer)
+    mine = momentum_of(optimizer)
+    by_worker = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(by_worker, mine, group=mesh["replicate"].get_group())
+    saved = Saved(flat(model.parameters()), by_worker, trust_of(optimizer))
+    return saved, train(model, optimizer, range(2, 4))
+
+
+def check_loaded(folder: Path, model: nn.Module, optimizer: Vote, saved: Saved) -> None:
+    load_sharded(folder, model, optimizer)
+    assert optimizer.round == 2
+    assert torch.equal(flat(model.parameters()), saved.weights)
+    assert same(trust_of(optimizer), saved.trust)
+    wanted = torch.zeros_like(saved.momentum[0])
+    if optimizer.worker_id < len(saved.momentum):
+        wanted = saved.momentum[optimizer.worker_id]
+    assert torch.equal(momentum_of(optimizer), wanted)
+
+
+def loaded_everywhere(folder: Path, dtype: torch.dtype) -> Array:
+    mesh = mesh_of(2, 2)
+    saved, wanted = checkpoint(mesh, folder, dtype)
+    model = sharded(mesh, dtype)
+    optimizer = vote_of(model, mesh, rule="robust")
+    train(model, optimizer, range(5, 6))
+    check_loaded(folder, model, optimizer, saved)
+    assert torch.equal(train(model, optimizer, range(2, 4)), wanted)
+    for shape in ((1, 4), (4, 1)):
+        other_mesh = mesh_of(*shape)
+        model = sharded(other_mesh, dtype)
+        optimizer = vote_of(model, other_mesh, rule="robust")
+        check_loaded(folder, model, optimizer, saved)
+        train(model, optimizer, range(2, 4))
+    whole_model = plain(dtype)
+    optimizer = Vote(whole_model.parameters(), lr=1e-2, rule="robust")
+    check_loaded(folder, whole_model, optimizer, saved)
+    return train(whole_model, optimizer, range(2, 4)).numpy()
+
+
+def damaged(folder: Path) -> dict[str, str]:
+    """The errors of checkpoints that are damaged, and of other models and settings."""
+    mesh = mesh_of(2, 2)
+    part = "__3_0.distcp"
+
+    def cut(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:-200])
+
+    acts: dict[str, Callable[[Path], object]] = {
+        "no metadata": lambda its: (its / ".metadata").unlink(),
+        "metadata": lambda its: (its / ".metadata").write_bytes(b"damaged"),
+        "no votes": lambda its: (its / "votes.safetensors").unlink(),
+        "votes": lambda its: cut(its / "votes.safetensors"),
+        "no part": lambda its: (its / part).unlink(),
+        "part": lambda its: cut(its / part),
+    }
+    if dist.get_rank() == 0:
+        for name, act in acts.items():
+            shutil.copytree(folder, folder.parent / name)
+            act(folder.parent / name)
+    dist.barrier()
+    model = sharded(mesh)
+    optimizer = vote_of(model, mesh, rule="robust")
+    before = flat(model.parameters()).clone()
+    found = {name: error_of(lambda: load_sharded(folder.parent / name, model, optimizer)) for name in acts}  # noqa: B023
+    found["again"] = error_of(lambda: save_sharded(folder, model, optimizer))
+    found["a file"] = error_of(lambda: save_sharded(folder / "votes.safetensors", model, optimizer))
+    assert torch.equal(flat(model.parameters()), before)
+    by_majority = vote_of(model, mesh, rule="majority")
+    found["rule"] = error_of(lambda: load_sharded(folder, model, by_majority))
+    small: nn.Module = nn.Linear(5, 9)
+    fully_shard(small, mesh=mesh["shard"])
+    found["model"] = error_of(lambda: load_sharded(folder, small, vote_of(small, mesh)))
+    wider = sharded(mesh)
+    wider.first = nn.Linear(5, 8)
+    fully_shard(wider.first, mesh=mesh["shard"])
+    found["shape"] = error_of(lambda: load_sharded(folder, wider, vote_of(wider, mesh)))
+    found["save"] = error_of(lambda: save(folder, optimizer, {}))
+    found["load"] = error_of(lambda: load(folder, optimizer))
+    state = optimizer.state_dict()
+    shard, shards = state["shard"]
+    state["shard"] = [1 - shard, shards]
+    found["state"] = error_of(lambda: optimizer.load_state_dict(state)).replace(str(shard), "S")
+    return {name: text.replace(str(folder.parent), "FOLDER") for name, text in found.items()}
+
+
+# ---- refused -------------------------------------------------------------------------------------
+
+
+def two_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+def with_fsdp(mesh: DeviceMesh, **more: Any) -> nn.Module:
+    model = two_layers()
+    fully_shard(model, mesh=mesh, **more)
+    return model
+
+
+def refused() -> dict[str, str]:
+    """Every one before the first collective: no rank waits for another."""
+    mesh = mesh_of(2, 2)
+    shard = mesh["shard"]
+    half, mixed = two_layers(), two_layers()
+    for one in (half, mixed):
+        fully_shard(one[0], mesh=shard)
+    fully_shard(mixed[1], mesh=mesh["replicate"])
+    columns = parallelize_module(two_layers(), shard, {"0": ColwiseParallel(), "1": ColwiseParallel()})
+    rows = parallelize_module(two_layers(), shard, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    both = parallelize_module(two_layers(), shard, {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(both, mesh=mesh["replicate"])
+    usual = with_fsdp(shard)
+    models: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+        "hybrid": (with_fsdp(mesh), {}),
+        "columns": (columns, {}),
+        "rows": (rows, {}),
+        "fsdp and tensor parallel": (both, {}),
+        "placement": (with_fsdp(shard, shard_placement_fn=lambda p: Shard(p.ndim - 1)), {}),
+        "half": (half, {}),
+        "meshes": (mixed, {}),
+        "overlap": (usual, {"overlap": True}),
+        "balancer": (usual, {"balancer": Balancer(16, 2)}),
+        "feedback": (usual, {"feedback": True}),
+        "top": (usual, {"top": 0.1}),
+        "it-signsgd": (usual, {"rule": "it-signsgd"}),
+        "no group": (usual, {"group": None}),
+        "group of a node": (usual, {"group": shard.get_group()}),
+    }
+    found = {}
+    for name, (model, more) in models.items():
+        settings = {"group": mesh["replicate"].get_group(), **more}
+        found[name] = error_of(lambda: Vote(model.parameters(), **settings).poll)  # noqa: B023
+    return found
+
+
+ALONE = 'tensor parallelism and shard_placement_fn are not supported; use only fully_shard(model, mesh=mesh["shard"])'
+GROUP = 'group=mesh["replicate"].get_group()'
+REFUSED = {
+    "hybrid": "0 lies on a mesh of two dimensions, over which FSDP2 averages gradients and leaves nothing to vote on;"
+    f' use fully_shard(model, mesh=mesh["shard"]) and Vote(..., {GROUP})',
+    "columns": ALONE,
+    "rows": ALONE,
+    "fsdp and tensor parallel": ALONE,
+    "placement": ALONE,
+    "half": "2 is not sharded, and others are: call fully_shard on the whole model, or give 2 to another optimizer",
+    "meshes": "2 lies on another mesh than the first parameter; one mesh is supported",
+    "overlap": "overlap=True is not supported with sharded parameters; use overlap=False",
+    "balancer": "a balancer plans for workers of one rank, and the parameters are sharded; leave it out",
+    "feedback": "feedback and top need the whole vector, and the parameters are sharded",
+    "top": "feedback and top need the whole vector, and the parameters are sharded",
+    "it-signsgd": "rule 'it-signsgd' keeps counters per coordinate, which is not supported with sharded parameters",
+    "no group": f"give Vote the ranks that hold the same shards on other machines: {GROUP}",
+    "group of a node": f"give Vote the ranks that hold the same shards on other machines: {GROUP}",
+}
+DAMAGED = {
+    "no metadata": "StateError: FOLDER/no metadata holds no complete checkpoint: .metadata is missing",
+    "metadata": "StateError: FOLDER/metadata/.metadata is damaged (UnpicklingError)",
+    "no votes": "StateError: FOLDER/no votes holds no complete checkpoint: votes.safetensors is missing",
+    "votes": "StateError: FOLDER/votes/votes.safetensors is damaged",
+    "no part": "StateError: FOLDER/no part/__3_0.distcp is missing or cut short",
+    "part": "StateError: FOLDER/part/__3_0.distcp is missing or cut short",
+    "again": "StateError: the first rank could not write to FOLDER/torch.float32: it holds a checkpoint already, or is"
+    " not writable; give each checkpoint a new folder",
+    "a file": "StateError: the first rank could not write to FOLDER/torch.float32/votes.safetensors: it holds",
+    "rule": "StateError: state of rule 'robust' cannot be loaded into rule 'majority'",
+    "model": "StateError: FOLDER/torch.float32 is of another model: it does not hold weight",
+    "shape": "StateError: FOLDER/torch.float32 is of another model: first.weight has shape (9, 5), and this model's"
+    " has (8, 5)",
+    "save": "ConfigError: the parameters are sharded; use save_sharded and load_sharded",
+    "load": "ConfigError: the parameters are sharded; use save_sharded and load_sharded",
+    "state": "of 2; to load in another mesh, use save_sharded and load_sharded",
+}
+
+
+# ---- tests ---------------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """What a rank found."""
+
+    scaled: tuple[float, Array]
+    drift: str
+    loaded: list[Array]
+    damaged: dict[str, str]
+    refused: dict[str, str]
+
+
+def everything(rank: int, world: int, folder: Path) -> Found:
+    gc.freeze()  # every optimizer searches all objects for modules, and there are none yet
+    mesh = mesh_of(2, 2)
+    for dtype in DTYPES:
+        resumed(mesh, dtype)
+    loaded = [loaded_everywhere(folder / str(dtype), dtype) for dtype in DTYPES]
+    return Found(scaled(mesh), drifted(mesh), loaded, damaged(folder / str(DTYPES[0])), refused())
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+    folder = tmp_path_factory.mktemp("four")
+    return together(4, everything, folder, folder=folder)
+
+
+def test_states_and_checkpoints_resume_bit_for_bit(answers: list[Found]) -> None:
+    """The ranks have compared them; after a load in another mesh they still have one model."""
+    for other in answers[1:]:
+        for mine, its in zip(answers[0].loaded, other.loaded, strict=True):
+            assert (mine == its).all()
+
+
+def test_the_shards_of_a_node_share_the_scale_of_amp(answers: list[Found]) -> None:
+    """An overflow in one shard lowers the scale of its node."""
+    assert [found.scaled[0] for found in answers] == [4.0, 4.0, 2.0, 2.0]
+    for found in answers[1:]:
+        assert (found.scaled[1] == answers[0].scaled[1]).all()
+
+
+def test_drift_in_one_shard_is_the_same_error_on_every_rank(answers: list[Found]) -> None:
+    assert len({found.drift for found in answers}) == 1
+    words = "EngineError: round 2: ranks have different parameters, and no majority has the same: 1 | 3"
+    assert answers[0].drift.startswith(words)
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_checkpoint_that_does_not_fit_is_an_error_on_every_rank(answers: list[Found], name: str) -> None:
+    for found in answers:
+        assert DAMAGED[name] in found.damaged[name]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_voted_on_is_refused_before_training(answers: list[Found], name: str) -> None:
+    for found in answers:
+        assert found.refused[name].startswith("ConfigError: ")
+        assert REFUSED[name] in found.refused[name]
+
+
+def test_every_refusal_is_compared(answers: list[Found]) -> None:
+    assert answers[0].damaged.keys() == DAMAGED.keys()
+    assert answers[0].refused.keys() == REFUSED.keys()
+    assert isinstance(plain(), Net)
