@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -183,16 +183,6 @@ def all_cases(rank: int, world: int) -> Answers:
     return found
 
 
-@pytest.fixture(scope="module")
-def by_four(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
-    return together(4, all_cases, folder=tmp_path_factory.mktemp("four"))
-
-
-@pytest.fixture(scope="module")
-def by_eight(tmp_path_factory: pytest.TempPathFactory) -> list[Answers]:
-    return together(8, all_cases, folder=tmp_path_factory.mktemp("eight"))
-
-
 def by_workers(case: Case, shape: tuple[int, int], answers: list[Answers], name: str) -> Tensor:
     """The same by `Worker` and `Server`, on the gradients of the nodes."""
     model = plain()
@@ -227,52 +217,60 @@ def by_workers(case: Case, shape: tuple[int, int], answers: list[Answers], name:
 # ---- laws ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_two_nodes_of_two_ranks_are_two_workers(by_four: list[Answers], name: str) -> None:
-    found = torch.from_numpy(by_four[0][(2, 2), name].weights)
-    assert torch.equal(found, by_workers(RULES[name], (2, 2), by_four, name))
+def test_two_nodes_of_two_ranks_are_two_workers(tmp_path: Path) -> None:
+    """One test, so that the ranks start once."""
+    answers = together(4, all_cases, folder=tmp_path)
+    check_equal_to_workers(answers)
+    check_the_same_on_every_rank(answers)
+    check_a_nan_in_one_shard_is_an_abstention_of_the_node(answers)
+    check_a_node_without_a_gradient_abstains(answers)
+    check_gradients_are_the_mean_of_the_node(answers)
 
 
-@pytest.mark.parametrize("shape", MESHES[8])
-@pytest.mark.parametrize("name", RULES)
-def test_eight_ranks_are_four_workers_or_two(
-    by_eight: list[Answers], shape: tuple[int, int], name: str
-) -> None:
-    found = torch.from_numpy(by_eight[0][shape, name].weights)
-    assert torch.equal(found, by_workers(RULES[name], shape, by_eight, name))
+def test_eight_ranks_are_four_workers_or_two(tmp_path: Path) -> None:
+    answers = together(8, all_cases, folder=tmp_path)
+    check_equal_to_workers(answers)
+    check_the_same_on_every_rank(answers)
 
 
-def test_weights_are_the_same_on_every_rank(by_four: list[Answers], by_eight: list[Answers]) -> None:
-    for answers in (by_four, by_eight):
-        for case, found in answers[0].items():
-            for other in answers[1:]:
-                assert (other[case].weights == found.weights).all(), case
-                assert other[case].reports == found.reports, case
+def check_equal_to_workers(answers: list[Answers]) -> None:
+    for shape in MESHES[len(answers)]:
+        for name, case in RULES.items():
+            found = torch.from_numpy(answers[0][shape, name].weights)
+            assert torch.equal(found, by_workers(case, shape, answers, name)), (shape, name)
 
 
-def test_a_nan_in_one_shard_is_an_abstention_of_the_node(by_four: list[Answers]) -> None:
-    for rank in range(4):
-        reports = by_four[rank][(2, 2), "nan in one shard"].reports
+def check_the_same_on_every_rank(answers: list[Answers]) -> None:
+    for case, found in answers[0].items():
+        for other in answers[1:]:
+            assert (other[case].weights == found.weights).all(), case
+            assert other[case].reports == found.reports, case
+
+
+def check_a_nan_in_one_shard_is_an_abstention_of_the_node(answers: list[Answers]) -> None:
+    for found in answers:
+        reports = found[(2, 2), "nan in one shard"].reports
         assert reports[1] == ((0, 1), {})
         assert reports[2] == ((0,), {1: "non-finite gradient"})
         assert reports[3] == ((0, 1), {})
-    assert by_four[0][(2, 2), "below the quorum"].reports[2][0] == ()
+    assert answers[0][(2, 2), "below the quorum"].reports[2][0] == ()
 
 
-def test_a_node_without_a_gradient_abstains(by_four: list[Answers]) -> None:
-    reports = by_four[3][(2, 2), "a node without a gradient"].reports
+def check_a_node_without_a_gradient_abstains(answers: list[Answers]) -> None:
+    reports = answers[3][(2, 2), "a node without a gradient"].reports
     assert reports[2] == ((1,), {0: "no gradient"})
 
 
-def test_gradients_are_the_mean_of_the_node(by_four: list[Answers]) -> None:
-    """What the twins got is what FSDP2 promises: the mean over the ranks of a node."""
-    means = [torch.zeros(0)] * 2
+def check_gradients_are_the_mean_of_the_node(answers: list[Answers]) -> None:
+    """The twins got what FSDP2 promises: the mean over the ranks of a node."""
+    lengths = []
     for node in range(2):
         model = plain()
         for rank in (2 * node, 2 * node + 1):
             (loss(model, rank, 0, rarely=node == 1) / 2).backward()  # type: ignore[no-untyped-call]
-        means[node] = flat(p.grad for p in model.parameters() if p.grad is not None)
-        its = by_four[2 * node][(2, 2), "majority"].gradients[0]
+        mean = flat(p.grad for p in model.parameters() if p.grad is not None)
+        its = answers[2 * node][(2, 2), "majority"].gradients[0]
         found = torch.cat([torch.from_numpy(g).reshape(-1) for g in its if g is not None])
-        torch.testing.assert_close(found, means[node])
-    assert len(means[0]) < len(means[1])
+        torch.testing.assert_close(found, mean)
+        lengths.append(len(mean))
+    assert lengths[0] < lengths[1]  # the layer that is seldom used

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from signvote.engines.ddp.torch_names import local_of
 from tests.ranks import together
 from tests.sharded import (
     Array,
-    Net,
     backward,
     error_of,
     flat,
@@ -304,65 +302,51 @@ DAMAGED = {
 # ---- tests ---------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """What a rank found."""
-
-    scaled: tuple[float, Array]
-    drift: str
-    loaded: list[Array]
-    damaged: dict[str, str]
-    refused: dict[str, str]
+Restored = tuple[list[Array], dict[str, str]]
 
 
-def everything(rank: int, world: int, folder: Path) -> Found:
+def restored(rank: int, world: int, folder: Path) -> Restored:
     gc.freeze()  # every optimizer searches all objects for modules, and there are none yet
     mesh = mesh_of(2, 2)
     for dtype in DTYPES:
         resumed(mesh, dtype)
     loaded = [loaded_everywhere(folder / str(dtype), dtype) for dtype in DTYPES]
-    return Found(scaled(mesh), drifted(mesh), loaded, damaged(folder / str(DTYPES[0])), refused())
+    return loaded, damaged(folder / str(DTYPES[0]))
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    folder = tmp_path_factory.mktemp("four")
-    return together(4, everything, folder, folder=folder)
+def test_states_and_checkpoints_resume_bit_for_bit_or_are_refused(tmp_path: Path) -> None:
+    """The ranks compare what is theirs. After a load in another mesh they still train one model."""
+    answers: list[Restored] = together(4, restored, tmp_path, folder=tmp_path)
+    for loaded, errors in answers:
+        for first, its in zip(answers[0][0], loaded, strict=True):
+            assert (first == its).all()
+        assert errors.keys() == DAMAGED.keys()
+        for name, words in DAMAGED.items():
+            assert words in errors[name], name
 
 
-def test_states_and_checkpoints_resume_bit_for_bit(answers: list[Found]) -> None:
-    """The ranks have compared them; after a load in another mesh they still have one model."""
-    for other in answers[1:]:
-        for mine, its in zip(answers[0].loaded, other.loaded, strict=True):
-            assert (mine == its).all()
+class Found(NamedTuple):
+    """What a rank found."""
+
+    scaled: tuple[float, Array]
+    drift: str
+    refused: dict[str, str]
 
 
-def test_the_shards_of_a_node_share_the_scale_of_amp(answers: list[Found]) -> None:
-    """An overflow in one shard lowers the scale of its node."""
-    assert [found.scaled[0] for found in answers] == [4.0, 4.0, 2.0, 2.0]
-    for found in answers[1:]:
+def everything_else(rank: int, world: int) -> Found:
+    gc.freeze()
+    mesh = mesh_of(2, 2)
+    return Found(scaled(mesh), drifted(mesh), refused())
+
+
+def test_overflows_drift_and_what_is_refused(tmp_path: Path) -> None:
+    answers: list[Found] = together(4, everything_else, folder=tmp_path)
+    assert [found.scaled[0] for found in answers] == [4.0, 4.0, 2.0, 2.0], "a node has one scale"
+    drift = "EngineError: round 2: ranks have different parameters, and no majority has the same: 1 | 3"
+    for found in answers:
         assert (found.scaled[1] == answers[0].scaled[1]).all()
-
-
-def test_drift_in_one_shard_is_the_same_error_on_every_rank(answers: list[Found]) -> None:
-    assert len({found.drift for found in answers}) == 1
-    words = "EngineError: round 2: ranks have different parameters, and no majority has the same: 1 | 3"
-    assert answers[0].drift.startswith(words)
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_checkpoint_that_does_not_fit_is_an_error_on_every_rank(answers: list[Found], name: str) -> None:
-    for found in answers:
-        assert DAMAGED[name] in found.damaged[name]
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_voted_on_is_refused_before_training(answers: list[Found], name: str) -> None:
-    for found in answers:
-        assert found.refused[name].startswith("ConfigError: ")
-        assert REFUSED[name] in found.refused[name]
-
-
-def test_every_refusal_is_compared(answers: list[Found]) -> None:
-    assert answers[0].damaged.keys() == DAMAGED.keys()
-    assert answers[0].refused.keys() == REFUSED.keys()
-    assert isinstance(plain(), Net)
+        assert found.drift.startswith(drift)
+        assert found.refused.keys() == REFUSED.keys()
+        for name, words in REFUSED.items():
+            assert found.refused[name].startswith("ConfigError: ")
+            assert words in found.refused[name], name
