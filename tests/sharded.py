@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from signvote import Vote
 from signvote.checkpoint import State
@@ -54,12 +54,22 @@ def mesh_of(replicas: int, shards: int) -> DeviceMesh:
     return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def sharded(mesh: DeviceMesh, dtype: torch.dtype = torch.float32, *, keep: bool = False) -> Net:
-    """Layers by themselves, then the rest; `keep` the whole parameters between forward and backward."""
+def sharded(
+    mesh: DeviceMesh, dtype: torch.dtype = torch.float32, *, keep: bool = False, mixed: bool = False
+) -> Net:
+    """Layers by themselves, then the rest.
+
+    Args:
+        mesh: of nodes and shards.
+        dtype: of the parameters.
+        keep: the whole parameters between forward and backward.
+        mixed: compute in bfloat16.
+
+    """
     model = plain(dtype)
-    for layer in (model.first, model.rare):
-        fully_shard(layer, mesh=mesh["shard"], reshard_after_forward=not keep)
-    fully_shard(model, mesh=mesh["shard"], reshard_after_forward=not keep)
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    for layer in (model.first, model.rare, model):
+        fully_shard(layer, mesh=mesh["shard"], reshard_after_forward=not keep, mp_policy=policy)
     return model
 
 

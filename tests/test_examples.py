@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Protocol
@@ -16,11 +18,13 @@ import nbclient
 import nbformat
 import pytest
 import torch
+import torch.distributed as dist
 
 import signvote
 from signvote import Layout, results
 from signvote.core.trust import Evidence
 from signvote.core.vote import Voters
+from tests.ranks import together
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json.gz"
@@ -152,6 +156,35 @@ def test_tracker(example: Example, tmp_path: Path) -> None:
     assert [e["round"] for e in events] == [0, 0, 1, 2, 3, 4, 4]
     assert events[-2]["bytes_up"] == 4 * 4 * (64 + -(-50_890 // 8))
     assert f"{events[-2]['accuracy']:.1%}" in out.splitlines()[-2]
+
+
+def as_ranks(rank: int, world: int, name: str, *arguments: str) -> str:
+    """An example in a process that is a rank already; what it printed."""
+    sys.argv = [name, *arguments]
+    dist.init_process_group = lambda backend: None  # type: ignore[assignment, misc]
+    dist.destroy_process_group = lambda: None  # type: ignore[assignment, misc]
+    with redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return out.getvalue()
+
+
+def test_fsdp_votes(tmp_path: Path) -> None:
+    """On two nodes of two ranks, then on two ranks without shards, from the checkpoint."""
+    flags = ("--save", str(tmp_path / "saved"), "--rounds", "30")
+    first, *others = together(4, as_ranks, "fsdp_votes.py", *flags, folder=tmp_path)
+    assert others == [""] * 3
+    assert percents(first)[0] > 60
+    assert first.endswith("samples of the nodes: (128, 128)\n")
+    resumed = ("--shards", "1", "--resume", str(tmp_path / "saved"), "--rounds", "3")
+    first, _ = together(2, as_ranks, "fsdp_votes.py", *resumed, folder=tmp_path)
+    assert first.startswith("round 33: ")
+    assert first.endswith("samples of the nodes: (64, 64)\n")
+
+
+def test_the_page_about_fsdp_starts_with_the_example() -> None:
+    page = (EXAMPLES.parent / "docs" / "fsdp.md").read_text()
+    script = (EXAMPLES / "fsdp_votes.py").read_text()
+    assert page.split("```python\n")[1].split("```")[0] == script
 
 
 @pytest.mark.slow

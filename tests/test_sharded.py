@@ -92,6 +92,7 @@ class Case(NamedTuple):
     compute: Callable[[nn.Module, int], None] = usual
     dtype: torch.dtype = torch.float32
     keep: bool = False  # the whole parameters between forward and backward
+    mixed: bool = False  # compute in bfloat16
     split: bool = False  # two groups of parameters
 
 
@@ -110,6 +111,7 @@ MORE: dict[str, Case] = {
     "accumulated": Case({"rule": "weighted"}, accumulated),
     "groups": Case({"rule": "weighted"}, split=True),
     "bfloat16 with masters": Case({"rule": "weighted", "weight_decay": 0.5}, dtype=torch.bfloat16),
+    "mixed precision": Case({"rule": "weighted"}, mixed=True),
     "one chunk": Case({"rule": "robust", "chunk": 2**20}),
 }
 
@@ -140,7 +142,7 @@ class Found(NamedTuple):
 
 
 def beside_the_twin(mesh: DeviceMesh, case: Case) -> Found:
-    model, whole_model = sharded(mesh, case.dtype, keep=case.keep), plain(case.dtype)
+    model, whole_model = sharded(mesh, case.dtype, keep=case.keep, mixed=case.mixed), plain(case.dtype)
     optimizer, twin = optimizer_of(model, mesh, case), optimizer_of(whole_model, mesh, case)
     computed: list[list[Array | None]] = []
     reports = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.sharded import (
     vote_of,
 )
 
+PAGE = Path(__file__).parent.parent / "docs" / "fsdp.md"
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -350,3 +352,5 @@ def test_overflows_drift_and_what_is_refused(tmp_path: Path) -> None:
         for name, words in REFUSED.items():
             assert found.refused[name].startswith("ConfigError: ")
             assert words in found.refused[name], name
+            shown = re.sub(r"\b[02]\b", "NAME", found.refused[name].removeprefix("ConfigError: "))
+            assert f"| {shown} |" in PAGE.read_text(), name
