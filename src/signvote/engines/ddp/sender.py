@@ -49,6 +49,8 @@ class Sender:
         """Wait for the gradients of a new round, whose zeros get this coin."""
         self._coin = coin
         self._encoded = []
+        self._complete: set[int] = set()  # chunks that are not sent yet
+        self._next = self.exchange.shares.chunks - 1
         self.gradients.begin()
 
     @property
@@ -100,9 +102,16 @@ class Sender:
     # ---- signs go out ----------------------------------------------------------------------------
 
     def _send(self, complete: list[int]) -> None:
-        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient."""
+        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient.
+
+        The last chunk goes first, as in a backward pass. The order must be the same on every rank, and gradients do not
+        arrive in the same order: a rank may not use a layer that another one uses.
+        """
         if not self.encoding.needs_whole_vector:
-            for number in complete:
+            self._complete.update(complete)
+            while self._next in self._complete:
+                number = self._next
+                self._next -= 1
                 self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
         elif complete and self.gradients.is_complete:
             self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
