@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -175,6 +176,11 @@ def damaged(folder: Path) -> dict[str, str]:
     def cut(path: Path) -> None:
         path.write_bytes(path.read_bytes()[:-200])
 
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
     acts: dict[str, Callable[[Path], object]] = {
         "no metadata": lambda its: (its / ".metadata").unlink(),
         "metadata": lambda its: (its / ".metadata").write_bytes(b"damaged"),
@@ -182,6 +188,7 @@ def damaged(folder: Path) -> dict[str, str]:
         "votes": lambda its: cut(its / "votes.safetensors"),
         "no part": lambda its: (its / part).unlink(),
         "part": lambda its: cut(its / part),
+        "a bit": lambda its: flip(its / part),
     }
     if dist.get_rank() == 0:
         for name, act in acts.items():
@@ -194,7 +201,11 @@ def damaged(folder: Path) -> dict[str, str]:
     found = {name: error_of(lambda: load_sharded(folder.parent / name, model, optimizer)) for name in acts}  # noqa: B023
     found["again"] = error_of(lambda: save_sharded(folder, model, optimizer))
     found["a file"] = error_of(lambda: save_sharded(folder / "votes.safetensors", model, optimizer))
+    with patch("signvote.engines.ddp.sharded.save_file", side_effect=OSError("disk full")):
+        found["disk full"] = error_of(lambda: save_sharded(folder.parent / "full", model, optimizer))
     assert torch.equal(flat(model.parameters()), before)
+    with patch("torch.distributed.checkpoint.FileSystemReader.read_data", side_effect=OSError("gone")):
+        found["unreadable"] = error_of(lambda: load_sharded(folder, sharded(mesh), optimizer))
     by_majority = vote_of(model, mesh, rule="majority")
     found["rule"] = error_of(lambda: load_sharded(folder, model, by_majority))
     small: nn.Module = nn.Linear(5, 9)
@@ -283,14 +294,16 @@ REFUSED = {
 }
 DAMAGED = {
     "no metadata": "StateError: FOLDER/no metadata holds no complete checkpoint: .metadata is missing",
-    "metadata": "StateError: FOLDER/metadata/.metadata is damaged (UnpicklingError)",
+    "metadata": "StateError: FOLDER/metadata/.metadata is missing, cut short or damaged",
     "no votes": "StateError: FOLDER/no votes holds no complete checkpoint: votes.safetensors is missing",
     "votes": "StateError: FOLDER/votes/votes.safetensors is damaged",
-    "no part": "StateError: FOLDER/no part/__3_0.distcp is missing or cut short",
-    "part": "StateError: FOLDER/part/__3_0.distcp is missing or cut short",
-    "again": "StateError: the first rank could not write to FOLDER/torch.float32: it holds a checkpoint already, or is"
-    " not writable; give each checkpoint a new folder",
-    "a file": "StateError: the first rank could not write to FOLDER/torch.float32/votes.safetensors: it holds",
+    "no part": "StateError: FOLDER/no part/__3_0.distcp is missing, cut short or damaged",
+    "part": "StateError: FOLDER/part/__3_0.distcp is missing, cut short or damaged",
+    "a bit": "StateError: FOLDER/a bit/__3_0.distcp is missing, cut short or damaged",
+    "again": "StateError: FOLDER/torch.float32 holds a checkpoint already; give each checkpoint a new folder",
+    "a file": "StateError: FOLDER/torch.float32/votes.safetensors could not be written: rank 0 failed with",
+    "unreadable": "StateError: FOLDER/torch.float32 could not be read: rank 0 failed with OSError: gone",
+    "disk full": "StateError: the first rank could not write FOLDER/full/votes.safetensors",
     "rule": "StateError: state of rule 'robust' cannot be loaded into rule 'majority'",
     "model": "StateError: FOLDER/torch.float32 is of another model: it does not hold weight",
     "shape": "StateError: FOLDER/torch.float32 is of another model: first.weight has shape (9, 5), and this model's"

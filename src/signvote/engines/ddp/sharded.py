@@ -1,29 +1,34 @@
 """Checkpoints of sharded models, by `torch.distributed.checkpoint`: they can be loaded in another mesh.
 
-FOLDER/votes.safetensors         the trust in all workers, written by the first rank
 FOLDER/*.distcp, .metadata       model, momentum of each worker, masters: each rank writes its shards
+FOLDER/votes.safetensors         the trust in all workers, and digests of the files; the first rank writes it last
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from signvote.checkpoint import State
 from signvote.checkpoint import load as load_file
 from signvote.checkpoint import save as save_file
 from signvote.engines.ddp.optimizer import MASTER, MOMENTUM, Vote
-from signvote.engines.ddp.poll import Poll
+from signvote.engines.ddp.process_group import Group
 from signvote.errors import StateError
 
 VOTES = "votes.safetensors"
-METADATA = ".metadata"  # which torch writes last
+METADATA = ".metadata"
 MODEL = "model"
+NUMBERS = 4  # of 64 bits, in a digest
 
 
 def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
@@ -38,35 +43,17 @@ def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     folder = Path(folder)
     poll = optimizer.poll
     poll.check_parameters(f"the checkpoint of round {poll.round}")
-    error: OSError | None = None
-    if poll.team.everyone.rank == 0:
-        error = _write_votes(folder, poll.server.state_dict())
-    if _any_rank(poll, error is not None):
-        raise StateError(
-            f"the first rank could not write to {folder}: it holds a checkpoint already, or is not writable; give"
-            " each checkpoint a new folder"
-        ) from error
-    dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
-
-
-def _write_votes(folder: Path, state: State) -> OSError | None:
-    """Write the state of the votes into a new folder; an error is returned, so that all ranks can raise one."""
-    try:
-        if (folder / METADATA).exists():
-            raise FileExistsError(folder / METADATA)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(folder / VOTES, state)
-    except OSError as error:
-        return error
-    return None
-
-
-def _any_rank(poll: Poll, mine: bool) -> bool:
-    """Whether something is true on any rank. Every rank calls this."""
-    poll.team.connect()
-    group = poll.team.everyone
-    by_rank = group.all_gather(torch.tensor([int(mine)], device=group.device))
-    return bool(by_rank.any())
+    everyone = _everyone(optimizer)
+    is_taken = (folder / METADATA).exists() or (folder / VOTES).exists()
+    if _is_so_anywhere(is_taken, everyone):
+        raise StateError(f"{folder} holds a checkpoint already; give each checkpoint a new folder")
+    with _one_error(f"{folder} could not be written"):
+        dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
+    names = _files(folder)
+    state = {"server": poll.server.state_dict(), "files": names, "digests": _digests(folder, names, everyone)}
+    error = _write(folder / VOTES, state) if everyone.rank == 0 else None
+    if _is_so_anywhere(error is not None, everyone):
+        raise StateError(f"the first rank could not write {folder / VOTES}") from error
 
 
 def load_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
@@ -79,35 +66,78 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
 
     """
     folder = Path(folder)
-    known = _checked(folder)
+    for name in (VOTES, METADATA):
+        if not (folder / name).exists():
+            raise StateError(f"{folder} holds no complete checkpoint: {name} is missing")
+    votes = load_file(folder / VOTES)
+    _check_files(folder, votes, _everyone(optimizer))
+    known = _metadata(folder).state_dict_metadata
     loaded = get_model_state_dict(model)
     _check_model(folder, known, loaded)
-    optimizer.poll.resume(load_file(folder / VOTES))
+    optimizer.poll.resume(votes["server"])
     tensors = {
         name: {key: tensor for key, tensor in entries.items() if f"{name}.{key}" in known}
         for name, entries in _tensors(optimizer).items()
     }
-    dcp.load({MODEL: loaded, **tensors}, checkpoint_id=folder)  # type: ignore[attr-defined]
+    with _one_error(f"{folder} could not be read"):
+        dcp.load({MODEL: loaded, **tensors}, checkpoint_id=folder)  # type: ignore[attr-defined]
     set_model_state_dict(model, loaded)  # all else was loaded in place
     optimizer.forget_time()
 
 
-def _checked(folder: Path) -> dict[str, Any]:
-    """What a checkpoint holds, by name; raise if it is not complete."""
-    for name in (METADATA, VOTES):
-        if not (folder / name).exists():
-            raise StateError(f"{folder} holds no complete checkpoint: {name} is missing")
+def _tensors(optimizer: Vote) -> dict[str, dict[str, Tensor]]:
+    """The momentum of this worker and the masters: shards, in the memory in which they are used."""
+    found: dict[str, dict[str, Tensor]] = {MOMENTUM: {}, MASTER: {}}
+    for name, state in optimizer.named_state():
+        if MOMENTUM in state:
+            found[MOMENTUM][f"{optimizer.worker_id}.{name}"] = state[MOMENTUM]
+        if MASTER in state:
+            found[MASTER][name] = state[MASTER]
+    return found
+
+
+# ---- files ---------------------------------------------------------------------------------------
+
+
+def _metadata(folder: Path) -> Any:
+    """What PyTorch knows about the checkpoint."""
+    return dcp.FileSystemReader(folder).read_metadata()  # type: ignore[attr-defined]
+
+
+def _files(folder: Path) -> list[str]:
+    """The files of the checkpoint that PyTorch writes."""
+    parts = {entry.relative_path for entry in _metadata(folder).storage_data.values()}
+    return [METADATA, *sorted(parts)]
+
+
+def _write(path: Path, state: State) -> OSError | None:
+    """Write a file; an error is returned, so that all ranks can raise one."""
     try:
-        metadata = dcp.FileSystemReader(folder).read_metadata()  # type: ignore[attr-defined]
-        entries = list(metadata.storage_data.values())
-    except Exception as error:  # of pickle, which may raise anything
-        raise StateError(f"{folder / METADATA} is damaged ({type(error).__name__})") from error
-    for entry in entries:
-        path = folder / entry.relative_path
-        wanted = entry.offset + entry.length
-        if not path.is_file() or path.stat().st_size < wanted:
-            raise StateError(f"{path} is missing or cut short: {wanted} bytes or more were saved")
-    return dict(metadata.state_dict_metadata)
+        save_file(path, state)
+    except OSError as error:
+        return error
+    return None
+
+
+def _digests(folder: Path, names: Sequence[str], group: Group) -> Tensor:
+    """SHA-256 of files as numbers, 0 for one that is missing. Each rank reads some of them."""
+    mine = torch.zeros((len(names), NUMBERS), dtype=torch.int64)
+    for place in range(group.rank, len(names), group.world):
+        path = folder / names[place]
+        if path.is_file():
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").digest()
+            mine[place] = torch.frombuffer(bytearray(digest), dtype=torch.int64)
+    return group.all_gather(mine.to(group.device)).sum(0).cpu()
+
+
+def _check_files(folder: Path, votes: State, group: Group) -> None:
+    """Raise the same error on all ranks if a file is not what was written."""
+    found = _digests(folder, votes["files"], group)
+    is_equal = (found == votes["digests"]).all(1).tolist()
+    for name, fits in zip(votes["files"], is_equal, strict=True):
+        if not fits:
+            raise StateError(f"{folder / name} is missing, cut short or damaged")
 
 
 def _check_model(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) -> None:
@@ -123,12 +153,27 @@ def _check_model(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) ->
             )
 
 
-def _tensors(optimizer: Vote) -> dict[str, dict[str, Tensor]]:
-    """The momentum of this worker and the masters: shards, in the memory in which they are used."""
-    found: dict[str, dict[str, Tensor]] = {MOMENTUM: {}, MASTER: {}}
-    for name, state in optimizer.named_state():
-        if MOMENTUM in state:
-            found[MOMENTUM][f"{optimizer.worker_id}.{name}"] = state[MOMENTUM]
-        if MASTER in state:
-            found[MASTER][name] = state[MASTER]
-    return found
+# ---- ranks ---------------------------------------------------------------------------------------
+
+
+def _everyone(optimizer: Vote) -> Group:
+    """All ranks."""
+    team = optimizer.poll.team
+    team.connect()
+    return team.everyone
+
+
+def _is_so_anywhere(mine: bool, group: Group) -> bool:
+    """Whether something is true on any rank. Every rank calls this."""
+    by_rank = group.all_gather(torch.tensor([int(mine)], device=group.device))
+    return bool(by_rank.any())
+
+
+@contextmanager
+def _one_error(what: str) -> Iterator[None]:
+    """Raise what went wrong on any rank as one sentence: PyTorch's error is no Exception, and many lines long."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise StateError(f"{what}: rank {rank} failed with {type(cause).__name__}: {cause}") from error
