@@ -237,6 +237,15 @@ def with_fsdp(mesh: DeviceMesh, **more: Any) -> nn.Module:
     return model
 
 
+def across(mesh: DeviceMesh) -> str:
+    """Groups that mix the shards."""
+    groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+    mine = groups[dist.get_rank() in (1, 2)]
+    model = sharded(mesh)
+    optimizer = Vote(model.parameters(), group=mine)
+    return error_of(lambda: train(model, optimizer, range(1)))
+
+
 def refused() -> dict[str, str]:
     """Every one before the first collective: no rank waits for another."""
     mesh = mesh_of(2, 2)
@@ -345,13 +354,14 @@ class Found(NamedTuple):
 
     scaled: tuple[float, Array]
     drift: str
+    across: str
     refused: dict[str, str]
 
 
 def everything_else(rank: int, world: int) -> Found:
     gc.freeze()
     mesh = mesh_of(2, 2)
-    return Found(scaled(mesh), drifted(mesh), refused())
+    return Found(scaled(mesh), drifted(mesh), across(mesh), refused())
 
 
 def test_overflows_drift_and_what_is_refused(tmp_path: Path) -> None:
@@ -361,6 +371,7 @@ def test_overflows_drift_and_what_is_refused(tmp_path: Path) -> None:
     for found in answers:
         assert (found.scaled[1] == answers[0].scaled[1]).all()
         assert found.drift.startswith(drift)
+        assert "EngineError: the ranks of Vote's group hold different shards, [" in found.across
         assert found.refused.keys() == REFUSED.keys()
         for name, words in REFUSED.items():
             assert found.refused[name].startswith("ConfigError: ")

@@ -109,6 +109,11 @@ def _compare(what: str, column: Sequence[int], members: Sequence[Member], group:
 def _worker_ids(members: Sequence[Member], team: Team) -> list[int]:
     """The worker ids of the voters, by rank among them."""
     by_rank = dict(zip(team.everyone.ranks, members, strict=True))
+    shards = [by_rank[rank].shard for rank in team.voters.ranks]
+    if len(set(shards)) > 1:
+        raise EngineError(
+            f'the ranks of Vote\'s group hold different shards, {shards}; use group=mesh["replicate"].get_group()'
+        )
     ids = [by_rank[rank].worker for rank in team.voters.ranks]
     if len(set(ids)) < len(ids):
         raise EngineError(f"worker ids by rank are {ids}; they must differ")

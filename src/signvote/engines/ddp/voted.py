@@ -100,6 +100,8 @@ class Votes:
             return []
         address = average.data_ptr()
         if address not in self._views:
+            if len(self._views) == 2:  # the average moves between two vectors; these are of an earlier state
+                self._views.clear()
             flat = [average[part.start : part.stop] for part in self.poll.placement.parts]
             pairs = zip(self.parameters, flat, strict=True)
             self._views[address] = [(p, like_shard(p, view)) for p, view in pairs]
