@@ -279,6 +279,10 @@ def refused() -> dict[str, str]:
     for name, (model, more) in models.items():
         settings = {"group": mesh["replicate"].get_group(), **more}
         found[name] = error_of(lambda: Vote(model.parameters(), **settings).poll)  # noqa: B023
+    late = two_layers()
+    early = Vote(late.parameters())
+    fully_shard(late, mesh=shard)
+    found["too early"] = error_of(lambda: early.poll)
     return found
 
 
@@ -297,6 +301,7 @@ REFUSED = {
     "balancer": "a balancer plans for workers of one rank, and the parameters are sharded; leave it out",
     "feedback": "feedback and top need the whole vector, and the parameters are sharded",
     "top": "feedback and top need the whole vector, and the parameters are sharded",
+    "too early": "fully_shard has replaced the model's parameters; make Vote after fully_shard",
     "it-signsgd": "rule 'it-signsgd' keeps counters per coordinate, which is not supported with sharded parameters",
     "no group": f"give Vote the ranks that hold the same shards on other machines: {GROUP}",
     "group of a node": f"give Vote the ranks that hold the same shards on other machines: {GROUP}",

@@ -19,6 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from signvote.core.samples import SampleCount
 from signvote.engines.ddp.silence import silence
+from signvote.engines.ddp.torch_names import sharding_of
+from signvote.errors import ConfigError
 
 
 class Holder(NamedTuple):
@@ -96,6 +98,16 @@ class Surroundings:
             if isinstance(holder.module, DistributedDataParallel) and holder.module not in self.silenced:
                 silence(holder.module, voted)
                 self.silenced.append(holder.module)
+
+    def check_replaced(self) -> None:
+        """Raise if `fully_shard` has replaced the parameters: those of the optimizer would never get a gradient."""
+        current = [parameter for module in self.modules for parameter in module.parameters()]
+        held = {id(parameter) for parameter in current}
+        if any(id(parameter) in held for parameter in self._parameters):
+            return
+        was_sharded = any(sharding_of(parameter) is not None for parameter in self._parameters)
+        if not was_sharded and any(sharding_of(parameter) is not None for parameter in current):
+            raise ConfigError("fully_shard has replaced the model's parameters; make Vote after fully_shard")
 
     def take_samples(self) -> int:
         """The samples since this was last called; 0: unknown."""

@@ -162,6 +162,7 @@ class Vote(Optimizer, Voting):
     def _begun(self) -> Votes:
         """The votes, which begin when they are first needed. Nothing is exchanged by that."""
         if self._votes is None:
+            self._surroundings.check_replaced()
             everything = list(entries_of(self.param_groups))
             entries = [entry for entry in everything if entry.parameter.requires_grad]
             frozen = [entry for entry in everything if not entry.parameter.requires_grad]
