@@ -234,6 +234,13 @@ def test_a_learning_rate_for_gradients_is_a_warning_once() -> None:
     assert len(caught) == 1
 
 
+def test_one_of_several_processes_that_nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = made()
+    with pytest.warns(UserWarning, match=r"WORLD_SIZE is 2, but torch.distributed is not initialized, so this"):
+        trained(model, Vote(model.parameters()), range(1))
+
+
 def test_sparse_gradients() -> None:
     table = nn.Embedding(5, 3, sparse=True)
     optimizer = Vote(table.parameters())

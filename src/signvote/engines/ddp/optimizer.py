@@ -110,7 +110,7 @@ class Vote(Optimizer, Voting):
     ) -> None:
         if batch_size is not None:
             check_batch_size(batch_size)
-        self._votes: Votes | None = None
+        self._votes: list[Votes] = []  # one, from the first step on; a list, which a wrapper of the optimizer shares
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._make_poll = partial(
             make_poll,
@@ -135,7 +135,7 @@ class Vote(Optimizer, Voting):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, before the first step."""
-        if self._votes is not None:
+        if self._votes:
             raise ConfigError(
                 "parameters cannot be added after the first vote; give them to Vote from the start, and freeze"
                 " them after the first step, or make a new optimizer"
@@ -152,16 +152,16 @@ class Vote(Optimizer, Voting):
 
     def _begun(self) -> Votes:
         """The votes, which begin when they are first needed. Nothing is exchanged by that."""
-        if self._votes is None:
+        if not self._votes:
             everything = list(entries_of(self.param_groups))
             entries = [entry for entry in everything if entry.parameter.requires_grad]
             frozen = [entry for entry in everything if not entry.parameter.requires_grad]
             parameters = {entry.name: entry.parameter for entry in entries}
             momenta = [group["momentum"] for group in self.param_groups]
             poll = self._make_poll(parameters, momentum=max(momenta))
-            self._votes = Votes(poll, entries, frozen)
+            self._votes.append(Votes(poll, entries, frozen))
             self._show_state()
-        return self._votes
+        return self._votes[0]
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -285,9 +285,11 @@ class Vote(Optimizer, Voting):
     def state_dict(self) -> State:
         """The state of this rank: by parameter its momentum, and under "votes" the trust in all workers.
 
-        Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does.
+        Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does. Before the
+        first step there is nothing to save, and "votes" is None.
         """
-        self._begun()
+        if not self._votes:
+            return {**super().state_dict(), VOTES: None}
         state = super().state_dict()
         state["state"] = {place: _copied(entries) for place, entries in state["state"].items()}
         votes = self.poll.state_dict()
@@ -299,15 +301,21 @@ class Vote(Optimizer, Voting):
         if VOTES not in state_dict:
             raise StateError("the state has no entry 'votes': another optimizer wrote it, not Vote")
         saved = _by_parameter(state_dict, self._parameters())
+        without_votes = {name: value for name, value in state_dict.items() if name != VOTES}
+        if state_dict[VOTES] is None:
+            self._votes.clear()
+            super().load_state_dict(without_votes)
+            self.forget_time()
+            return
         votes = self._begun()
         votes.poll.load_state_dict({**state_dict[VOTES], "average": None})
-        super().load_state_dict({name: value for name, value in state_dict.items() if name != VOTES})
+        super().load_state_dict(without_votes)
         self.state.clear()
         is_own = state_dict[VOTES]["worker"] == self.worker_id
         if not is_own:
             warnings.warn(
                 f"the state is of worker {state_dict[VOTES]['worker']}, so worker {self.worker_id} starts without"
-                " momentum; to resume exactly, save the state of every rank",
+                " momentum; to resume exactly, also call signvote.engines.ddp.save and load on every rank",
                 stacklevel=2,
             )
         for place, parameter in enumerate(votes.parameters):
@@ -339,8 +347,8 @@ class Vote(Optimizer, Voting):
     def __repr__(self) -> str:
         """The groups, and what the votes are about."""
         lines = [super().__repr__()]
-        if self._votes is not None:
-            poll = self._votes.poll
+        if self._votes:
+            poll = self._votes[0].poll
             workers = poll.team.voters.world
             lines.append(
                 f"votes: {poll.layout.size} coordinates, {workers} workers, rule {poll.server.rule.name}"
