@@ -154,6 +154,24 @@ def test_a_state_resumes_bit_for_bit(how: dict[str, Any], dtype: torch.dtype) ->
         assert torch.equal(trained(other, resumed, range(5, 10)), wanted), (rounds, model_first)
 
 
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_schedules_turn_lr_and_momentum_after_a_state_was_loaded(rounds: int) -> None:
+    """Loading replaces the groups, as Accelerate does before the first step."""
+    model = made()
+    optimizer = Vote(model.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trained(model, optimizer, range(rounds))
+    optimizer.load_state_dict(optimizer.state_dict())
+    for t in range(3):
+        optimizer.param_groups[0]["momentum"] = 0.1 * t
+        before = flat(model)
+        trained(model, optimizer, range(rounds + t, rounds + t + 1))
+        moved = (flat(model) - before).abs().max()
+        assert math.isclose(moved, 4e-3 * 0.5**t, rel_tol=1e-3)
+        assert optimizer.poll.sender.momentum == 0.1 * t
+        schedule.step()
+
+
 def test_the_state_is_that_of_any_optimizer_and_a_copy() -> None:
     model = made()
     optimizer = Vote(model.parameters(), momentum=0.5)

@@ -110,7 +110,9 @@ class Vote(Optimizer, Voting):
     ) -> None:
         if batch_size is not None:
             check_batch_size(batch_size)
-        self._votes: list[Votes] = []  # one, from the first step on; a list, which a wrapper of the optimizer shares
+        self._votes: list[
+            Votes
+        ] = []  # one, once it is needed; wrappers that delegate attributes share the list
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._make_poll = partial(
             make_poll,
@@ -193,7 +195,7 @@ class Vote(Optimizer, Voting):
             used=[gradient is not None for gradient in gradients],
         )
         if self.report.is_decided:
-            votes.stepping.step(outcome.decision, outcome.used, votes.settings())
+            votes.stepping.step(outcome.decision, outcome.used, votes.settings(self.param_groups))
         if self.balancer is not None:
             self.balancer.observe(outcome.seconds)
         self._show_state()
@@ -204,7 +206,7 @@ class Vote(Optimizer, Voting):
     def _prepare(self) -> None:
         """Set what this round's gradients are encoded by."""
         votes = self._begun()
-        votes.poll.sender.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum(self.param_groups)
         scale = getattr(self, "grad_scale", None)  # set by GradScaler, unless it has unscaled the gradients
         votes.poll.sender.scale = 1.0 if scale is None else float(scale)
         if self._overlap is not None:
@@ -217,7 +219,7 @@ class Vote(Optimizer, Voting):
     def _send_one(self, parameter: Tensor) -> None:
         """Send a gradient while others are computed."""
         votes = self._begun()
-        votes.poll.sender.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum(self.param_groups)
         if parameter.grad is not None:
             with torch.no_grad():
                 votes.poll.put([parameter], [local_of(parameter.grad)])

@@ -102,7 +102,7 @@ def _warn_if_launched_with_others() -> None:
     if world != "1":
         warnings.warn(
             f"WORLD_SIZE is {world}, but torch.distributed is not initialized, so this process votes alone; call"
-            " init_process_group before the first step (with Accelerate on CPUs: Accelerator(cpu=True))",
+            " init_process_group before the first step",
             stacklevel=2,
         )
 
