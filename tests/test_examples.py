@@ -24,7 +24,12 @@ from signvote.core.vote import Voters
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json.gz"
-ELSEWHERE = {"ddp_mnist.py"}  # under torchrun, by tests/test_ddp_faults.py
+ELSEWHERE = {  # under torchrun
+    "ddp_mnist.py": "tests/test_ddp_faults.py",
+    "accelerate_votes.py": "tests/test_apps.py",
+    "lightning_votes.py": "tests/test_apps.py",
+    "trainer_votes.py": "tests/test_apps.py",
+}
 
 
 class Example(Protocol):
