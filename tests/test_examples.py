@@ -28,7 +28,12 @@ from tests.ranks import together
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FIGURE = EXAMPLES.parent / "paper" / "fig1-mnist" / "results.json.gz"
-ELSEWHERE = {"ddp_mnist.py"}  # under torchrun, by tests/test_ddp_faults.py
+ELSEWHERE = {  # under torchrun
+    "ddp_mnist.py": "tests/test_ddp_faults.py",
+    "accelerate_votes.py": "tests/test_apps.py",
+    "lightning_votes.py": "tests/test_apps.py",
+    "trainer_votes.py": "tests/test_apps.py",
+}
 
 
 class Example(Protocol):

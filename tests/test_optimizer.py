@@ -154,6 +154,24 @@ def test_a_state_resumes_bit_for_bit(how: dict[str, Any], dtype: torch.dtype) ->
         assert torch.equal(trained(other, resumed, range(5, 10)), wanted), (rounds, model_first)
 
 
+@pytest.mark.parametrize("rounds", [0, 3])
+def test_schedules_turn_lr_and_momentum_after_a_state_was_loaded(rounds: int) -> None:
+    """Loading replaces the groups, as Accelerate does before the first step."""
+    model = made()
+    optimizer = Vote(model.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    trained(model, optimizer, range(rounds))
+    optimizer.load_state_dict(optimizer.state_dict())
+    for t in range(3):
+        optimizer.param_groups[0]["momentum"] = 0.1 * t
+        before = flat(model)
+        trained(model, optimizer, range(rounds + t, rounds + t + 1))
+        moved = (flat(model) - before).abs().max()
+        assert math.isclose(moved, 4e-3 * 0.5**t, rel_tol=1e-3)
+        assert optimizer.poll.sender.momentum == 0.1 * t
+        schedule.step()
+
+
 def test_the_state_is_that_of_any_optimizer_and_a_copy() -> None:
     model = made()
     optimizer = Vote(model.parameters(), momentum=0.5)
@@ -168,6 +186,46 @@ def test_the_state_is_that_of_any_optimizer_and_a_copy() -> None:
     before = copy.deepcopy(state)
     trained(model, optimizer, range(1, 4))
     assert torch.equal(before["state"][0]["momentum_buffer"], state["state"][0]["momentum_buffer"])
+
+
+def test_a_state_from_before_the_first_step_begins_anew() -> None:
+    """Nothing is settled by it: Accelerate saves and loads such a state when it wraps an optimizer."""
+    model = made()
+    optimizer = Vote(model.parameters())
+    start = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    optimizer.load_state_dict(start[1])
+    assert start[1]["votes"] is None
+    optimizer.param_groups[0]["lr"] = 5e-3
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(StateError, match="the state is of 26 parameters, and the optimizer has 27"):
+        optimizer.load_state_dict(start[1])
+
+    again = Vote(model.parameters())
+    wanted = trained(model, again, range(3))
+    model.load_state_dict(start[0])
+    again.load_state_dict(start[1])
+    assert not again.state
+    assert torch.equal(trained(model, again, range(3)), wanted)
+    assert again.round == 3
+
+
+def test_a_wrapper_that_delegates_attributes_shares_the_votes() -> None:
+    """Like that of Lightning: of the optimizer's class, without its attributes."""
+
+    class Wrapper(Vote):
+        def __init__(self, inner: Vote) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    model = made()
+    optimizer = Vote(model.parameters())
+    wrapper = Wrapper(optimizer)
+    assert wrapper.round == 0
+    trained(model, optimizer, range(2))
+    assert wrapper.round == 2
+    assert wrapper.batch_sizes == (8,)
 
 
 def test_the_state_of_another_worker_brings_trust_but_no_momentum() -> None:
@@ -186,12 +244,14 @@ def test_states_that_do_not_fit_change_nothing() -> None:
     optimizer = Vote(model.parameters())
     trained(model, optimizer, range(3))
     before = optimizer.state_dict()
+    others = Vote([nn.Parameter(torch.zeros(3)) for _ in range(26)])
+    others.step()
     with pytest.raises(StateError, match="no entry 'votes': another optimizer wrote it"):
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
     with pytest.raises(StateError, match=r"the state is of 2 parameters, and the optimizer has 26"):
         optimizer.load_state_dict(Vote(nn.Linear(2, 2).parameters()).state_dict())
     with pytest.raises(StateError, match="layout"):
-        optimizer.load_state_dict(Vote([nn.Parameter(torch.zeros(3)) for _ in range(26)]).state_dict())
+        optimizer.load_state_dict(others.state_dict())
     after = optimizer.state_dict()
     assert after["votes"]["server"]["last_round"] == before["votes"]["server"]["last_round"] == 3
     for place, state in before["state"].items():

@@ -207,6 +207,17 @@ def test_a_wrapper_made_after_the_optimizer_declares_its_samples() -> None:
         assert optimizer.batch_sizes == (declared,)
 
 
+def test_a_wrapper_found_between_two_accumulated_batches_declares_both() -> None:
+    model = made()
+    optimizer = Vote(model.parameters())
+    wrapper = nn.Sequential(model)
+    for _ in range(2):
+        for _ in range(3):
+            wrapper(torch.randn(8, INPUTS)).sum().backward()
+        optimizer.step()
+        assert optimizer.batch_sizes == (24,)
+
+
 # ---- refused -------------------------------------------------------------------------------------
 
 
@@ -232,6 +243,13 @@ def test_a_learning_rate_for_gradients_is_a_warning_once() -> None:
     with pytest.warns(UserWarning, match="an lr of 0.1 moves every weight by 0.1 in each step") as caught:
         trained(model, optimizer, range(3))
     assert len(caught) == 1
+
+
+def test_one_of_several_processes_that_nothing_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    model = made()
+    with pytest.warns(UserWarning, match=r"WORLD_SIZE is 2, but torch.distributed is not initialized"):
+        trained(model, Vote(model.parameters()), range(1))
 
 
 def test_sparse_gradients() -> None:

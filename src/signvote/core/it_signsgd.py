@@ -355,7 +355,9 @@ class ItSignSGD(Rule):
         workers = len(state.get("workers", ()))
         counters, missing = self._gathered(states, workers)
         if is_mine and missing:
-            raise StateError(f"{missing} words of the coordinates counted here are in no state given")
+            raise StateError(
+                f"{missing} words of the coordinates counted here are in no state given; load the states of all ranks"
+            )
         super().load_state_dict(state | {"counters": counters})
         self._voted[:] = False
 

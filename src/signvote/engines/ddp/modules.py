@@ -92,7 +92,7 @@ class Surroundings:
         whole = [holder.module for holder in holders if holder.held == len(self._parameters)]
         parts = list(whole[-1].children()) if whole else [holder.module for holder in holders]
         modules = (*whole, *parts)
-        self._counts = {module: self._counts.get(module) or SampleCount(module) for module in modules}
+        self._counts = {module: self._counts.get(module) or self._new_count(module) for module in modules}
         voted = {id(parameter) for parameter in self._parameters}
         for holder in holders:
             if isinstance(holder.module, DistributedDataParallel) and holder.module not in self.silenced:
@@ -109,7 +109,19 @@ class Surroundings:
         if not was_sharded and any(sharding_of(parameter) is not None for parameter in current):
             raise ConfigError("fully_shard has replaced the model's parameters; make Vote after fully_shard")
 
+    def _new_count(self, module: nn.Module) -> SampleCount:
+        """A count that begins with what others have counted: the module may have been found between two batches."""
+        count = SampleCount(module)
+        count.total = self._samples()
+        return count
+
+    def _samples(self) -> int:
+        totals = [count.total for count in self._counts.values()]
+        return next((total for total in totals if total), 0)
+
     def take_samples(self) -> int:
         """The samples since this was last called; 0: unknown."""
-        totals = [count.take() for count in self._counts.values()]
-        return next((total for total in totals if total), 0)
+        samples = self._samples()
+        for count in self._counts.values():
+            count.take()
+        return samples

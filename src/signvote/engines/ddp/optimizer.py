@@ -113,7 +113,9 @@ class Vote(Optimizer, Voting):
     ) -> None:
         if batch_size is not None:
             check_batch_size(batch_size)
-        self._votes: Votes | None = None
+        self._votes: list[
+            Votes
+        ] = []  # one, once it is needed; wrappers that delegate attributes share the list
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self._make_poll = partial(
             make_poll,
@@ -144,7 +146,7 @@ class Vote(Optimizer, Voting):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, before the first step."""
-        if self._votes is not None:
+        if self._votes:
             raise ConfigError(
                 "parameters cannot be added after the first vote; give them to Vote from the start, and freeze"
                 " them after the first step, or make a new optimizer"
@@ -161,7 +163,7 @@ class Vote(Optimizer, Voting):
 
     def _begun(self) -> Votes:
         """The votes, which begin when they are first needed. Nothing is exchanged by that."""
-        if self._votes is None:
+        if not self._votes:
             self._surroundings.check_replaced()
             everything = list(entries_of(self.param_groups))
             entries = [entry for entry in everything if entry.parameter.requires_grad]
@@ -169,9 +171,9 @@ class Vote(Optimizer, Voting):
             parameters = {entry.name: entry.parameter for entry in entries}
             momenta = [group["momentum"] for group in self.param_groups]
             poll = self._make_poll(parameters, momentum=max(momenta))
-            self._votes = Votes(poll, entries, frozen)
+            self._votes.append(Votes(poll, entries, frozen))
             self._show_state()
-        return self._votes
+        return self._votes[0]
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -203,7 +205,7 @@ class Vote(Optimizer, Voting):
             used=[gradient is not None for gradient in gradients],
         )
         if self.report.is_decided:
-            votes.stepping.step(outcome.decision, outcome.used, votes.settings())
+            votes.stepping.step(outcome.decision, outcome.used, votes.settings(self.param_groups))
         if self.balancer is not None:
             self.balancer.observe(outcome.seconds)
         self._show_state()
@@ -214,7 +216,7 @@ class Vote(Optimizer, Voting):
     def _prepare(self) -> None:
         """Set what this round's gradients are encoded by."""
         votes = self._begun()
-        votes.poll.sender.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum(self.param_groups)
         scale = getattr(self, "grad_scale", None)  # set by GradScaler, unless it has unscaled the gradients
         votes.poll.sender.scale = 1.0 if scale is None else float(scale)
         if self._overlap is not None:
@@ -227,7 +229,7 @@ class Vote(Optimizer, Voting):
     def _send_one(self, parameter: Tensor) -> None:
         """Send a gradient while others are computed."""
         votes = self._begun()
-        votes.poll.sender.momentum = votes.momentum()
+        votes.poll.sender.momentum = votes.momentum(self.param_groups)
         if parameter.grad is not None:
             with torch.no_grad():
                 votes.poll.put([parameter], [local_of(parameter.grad)])
@@ -295,9 +297,11 @@ class Vote(Optimizer, Voting):
     def state_dict(self) -> State:
         """The state of this rank: by parameter its momentum, and under "votes" the trust in all workers.
 
-        Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does.
+        Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does. Before the
+        first step there is nothing to save, and "votes" is None.
         """
-        self._begun()
+        if not self._votes:
+            return {**super().state_dict(), VOTES: None}
         state = super().state_dict()
         state["state"] = {place: _copied(entries) for place, entries in state["state"].items()}
         votes = self.poll.state_dict()
@@ -309,6 +313,12 @@ class Vote(Optimizer, Voting):
         if VOTES not in state_dict:
             raise StateError("the state has no entry 'votes': another optimizer wrote it, not Vote")
         saved = _by_parameter(state_dict, self._parameters())
+        usual = {name: value for name, value in state_dict.items() if name not in (VOTES, SHARD)}
+        if state_dict[VOTES] is None:
+            self._votes.clear()
+            super().load_state_dict(usual)
+            self.forget_time()
+            return
         votes = self._begun()
         shard = list(state_dict.get(SHARD, WHOLE))
         if shard != self._shard():
@@ -317,14 +327,13 @@ class Vote(Optimizer, Voting):
                 " in another mesh, use save_sharded and load_sharded"
             )
         votes.poll.load_state_dict({**state_dict[VOTES], "average": None})
-        usual = {name: value for name, value in state_dict.items() if name not in (VOTES, SHARD)}
         super().load_state_dict(usual)
         self.state.clear()
         is_own = state_dict[VOTES]["worker"] == self.worker_id
         if not is_own:
             warnings.warn(
                 f"the state is of worker {state_dict[VOTES]['worker']}, so worker {self.worker_id} starts without"
-                " momentum; to resume exactly, save the state of every rank",
+                " momentum; to resume exactly, also call signvote.engines.ddp.save and load on every rank",
                 stacklevel=2,
             )
         for place, parameter in enumerate(votes.parameters):
@@ -361,8 +370,8 @@ class Vote(Optimizer, Voting):
     def __repr__(self) -> str:
         """The groups, and what the votes are about."""
         lines = [super().__repr__()]
-        if self._votes is not None:
-            poll = self._votes.poll
+        if self._votes:
+            poll = self._votes[0].poll
             workers = poll.team.voters.world
             lines.append(
                 f"votes: {poll.layout.size} coordinates, {workers} workers, rule {poll.server.rule.name}"

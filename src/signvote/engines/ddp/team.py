@@ -9,6 +9,8 @@ Without shards a worker is one rank, and `everyone` are the voters.
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterable, Mapping
 from itertools import chain
 from math import prod
@@ -81,6 +83,7 @@ def team_of(
     """
     mesh = mesh_of(parameters)
     if not dist.is_available() or not dist.is_initialized():
+        _warn_if_launched_with_others()
         return Team(Alone(device))
     voters = ProcessGroup(ranks_of(group), device, timeout)
     if mesh is None:
@@ -93,6 +96,17 @@ def team_of(
             ' group=mesh["replicate"].get_group()'
         )
     return Team(voters, shards)
+
+
+def _warn_if_launched_with_others() -> None:
+    """Warn if a launcher started several processes, and nothing connects them."""
+    world = os.environ.get("WORLD_SIZE", "1")
+    if world != "1":
+        warnings.warn(
+            f"WORLD_SIZE is {world}, but torch.distributed is not initialized, so this process votes alone; call"
+            " init_process_group before the first step",
+            stacklevel=2,
+        )
 
 
 def mesh_of(parameters: Mapping[str, Tensor]) -> DeviceMesh | None:

@@ -27,21 +27,24 @@ class Entry(NamedTuple):
 
     name: str
     parameter: Tensor
-    group: dict[str, Any]  # its lr, momentum and weight_decay, which a scheduler may change
+    group: int  # the place of its group
 
 
 def entries_of(groups: Sequence[dict[str, Any]]) -> Iterator[Entry]:
     """All parameters; without names they are numbered."""
     number = 0
-    for group in groups:
+    for group_place, group in enumerate(groups):
         names = group.get("param_names")
         for place, parameter in enumerate(group["params"]):
-            yield Entry(str(number) if names is None else names[place], parameter, group)
+            yield Entry(str(number) if names is None else names[place], parameter, group_place)
             number += 1
 
 
 class Votes:
     """The votes of an optimizer: the poll, and the parameters that step by its decisions.
+
+    Lr, momentum and weight decay are read from the optimizer's groups in every step: schedulers change them, and
+    loading a state replaces the groups.
 
     Args:
         poll: on these parameters.
@@ -77,13 +80,14 @@ class Votes:
             found.append(None if gradient is None else local_of(gradient))
         return found
 
-    def settings(self) -> list[Setting]:
+    def settings(self, groups: Sequence[dict[str, Any]]) -> list[Setting]:
         """Lr and weight decay of each parameter."""
-        return [Setting(float(e.group["lr"]), float(e.group["weight_decay"])) for e in self.entries]
+        settings = [Setting(float(group["lr"]), float(group["weight_decay"])) for group in groups]
+        return [settings[entry.group] for entry in self.entries]
 
-    def momentum(self) -> float | Tensor:
+    def momentum(self, groups: Sequence[dict[str, Any]]) -> float | Tensor:
         """The momentum of all groups, or that of each coordinate if groups differ."""
-        betas = [float(entry.group["momentum"]) for entry in self.entries]
+        betas = [float(groups[entry.group]["momentum"]) for entry in self.entries]
         if len(set(betas)) == 1:
             return betas[0]
         if self._betas is None or self._betas[0] != betas:
