@@ -251,3 +251,8 @@ def test_old_and_other_gpus_take_plain_torch(
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(signvote.kernels, "has_triton", lambda: True)
     assert signvote.kernels._fastest.__wrapped__(torch.device("cuda")) == taken
+
+
+def test_a_few_bits_of_a_long_plane_are_unpacked_without_reading_the_rest() -> None:
+    plane = torch.tensor([5]).expand(2**50)  # words, all in the same place
+    assert reference.unpack(plane, 3).tolist() == [True, False, True]

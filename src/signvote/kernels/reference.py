@@ -73,7 +73,8 @@ def pack(bits: Tensor) -> Tensor:
 def unpack(plane: Tensor, n: int) -> Tensor:
     """The first n bits of a plane (..., words) as booleans (..., n)."""
     lanes = torch.arange(WORD, device=plane.device)
-    bits = (plane.unsqueeze(-1) >> lanes) & 1
+    words = plane[..., : words_for(n)]
+    bits = (words.unsqueeze(-1) >> lanes) & 1
     flat = bits.flatten(-2)
     return flat[..., :n].bool()
 
