@@ -1,13 +1,17 @@
-"""Seconds per step, and to an accuracy, of DDP with several hooks: four hosts, links of several speeds.
+"""Seconds per step, and to an accuracy, of DDP, its hooks and the optimizer: four hosts, links of several speeds.
 
     python -m benchmarks.network                              # about an hour; as root, on Linux
     python -m benchmarks.network --links 100 --parts links    # one link speed alone, in minutes
+    python -m benchmarks.network --model large --links 0 --parts links --out large.json
 
 Every host is a network namespace, joined to the others by a bridge in another one; each end of each link is
 shaped by tbf, so a host has the given speed up and down (0: not shaped). One process per host trains an MLP of
-5.5 million parameters on MNIST with DDP over gloo, one thread each, all on this machine's cores. Methods take
-turns, a few steps each, so a busy machine slows all of them. Bytes are the interface's, headers among them;
-packets that the kernel sends in one go count as one header.
+5.5 million parameters, or of 25 million, on MNIST with DDP over gloo, one thread each, all on this machine's cores.
+Methods take turns, a few steps each, so a busy machine slows all of them. Bytes are the interface's, headers among
+them; packets that the kernel sends in one go count as one header.
+
+`weighted` and `majority` are rules of the hook. `vote` and `vote-overlap` are the optimizer with rule `weighted`.
+Their accuracy by step is that of the hook, whose votes are the same.
 
 Accuracy by step does not depend on the link: it is measured once, not shaped, with the learning rate of a small
 search. Seconds to an accuracy are steps x seconds per step. Writes benchmarks/network/results.json; a part or a
@@ -44,18 +48,23 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote.engines.ddp import VoteState, noop_hook, vote_hook
+from signvote.engines.ddp import Vote, VoteState, noop_hook, vote_hook
 from signvote.sim.gradients import evaluate
 from signvote.sim.population import Sampler, split
 from signvote.tasks import load_task
 
 HOSTS = 4
-WIDTHS = (784, 2048, 1536, 512, 10)  # 5,547,018 parameters
+WIDTHS = {
+    "small": (784, 2048, 1536, 512, 10),  # 5,547,018 parameters
+    "large": (784, 4096, 4096, 1280, 10),  # 25,253,642
+}
 BATCH = 32  # of each host
 SGD_RATES: tuple[float, ...] = (0.05, 0.1, 0.02)  # to try, with momentum 0.9
 VOTE_RATES: tuple[float, ...] = (3e-4, 1e-4, 1e-3)
-RATES = dict.fromkeys(("float32", "fp16", "powersgd-1", "powersgd-4"), SGD_RATES)
+RATES: dict[str, tuple[float, ...]] = dict.fromkeys(("float32", "fp16", "powersgd-1", "powersgd-4"), SGD_RATES)
 RATES |= dict.fromkeys(("weighted", "majority"), VOTE_RATES)
+RATES |= dict.fromkeys(("vote", "vote-overlap"), ())
+CURVES = dict.fromkeys(("vote", "vote-overlap"), "weighted")  # whose accuracy by step these have
 RATES["noop"] = ()  # sends nothing: how fast a step could be; every host trains by itself
 WARMUP, TURNS, MOST = 3, 3, 10  # steps before anything counts; turns of each method; its steps in a turn
 EVERY, PATIENCE = 10, 400  # steps between evaluations; after so many a run is given up
@@ -66,9 +75,10 @@ OUT = Path(__file__).with_suffix("") / "results.json"
 class Host:
     """One rank. It may hold several models, one for each method."""
 
-    def __init__(self, rank: int, task: str, data_dir: Path | None) -> None:
+    def __init__(self, rank: int, task: str, data_dir: Path | None, widths: tuple[int, ...]) -> None:
         self.rank, self.task = rank, load_task(task, data_dir)
-        self.models: dict[str, tuple[DistributedDataParallel, torch.optim.SGD, Sampler]] = {}
+        self.widths = widths
+        self.models: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer, Sampler]] = {}
         self.steps: dict[str, int] = {}
 
     def make(self, method: str, rate: float, seed: int) -> None:
@@ -76,11 +86,11 @@ class Host:
         self.models.pop(method, None)
         gc.collect()
         torch.manual_seed(seed)
-        layers = [layer for sizes in pairwise(WIDTHS) for layer in (nn.Linear(*sizes), nn.ReLU())]
+        layers = [layer for sizes in pairwise(self.widths) for layer in (nn.Linear(*sizes), nn.ReLU())]
         model = nn.Sequential(nn.Flatten(), *layers[:-1])
         # One bucket for PowerSGD: with several, its callbacks start collectives in different orders on
         # different ranks, and gloo ends the process.
-        ddp = DistributedDataParallel(model, bucket_cap_mb=100 if method.startswith("powersgd") else None)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=200 if method.startswith("powersgd") else None)
         momentum = 0.9
         if method == "fp16":
             ddp.register_comm_hook(None, fp16_compress_hook)
@@ -90,10 +100,14 @@ class Host:
             ddp.register_comm_hook(state, powerSGD_hook)
         elif method == "noop":
             ddp.register_comm_hook(None, noop_hook)
-        elif method != "float32":
+        elif method in ("weighted", "majority"):
             ddp.register_comm_hook(VoteState(ddp, rule=method, momentum=0.9, run=seed), vote_hook)
             momentum = 0.0
-        optimizer = torch.optim.SGD(ddp.parameters(), lr=rate, momentum=momentum)
+        optimizer: torch.optim.Optimizer
+        if method in ("vote", "vote-overlap"):
+            optimizer = Vote(ddp.parameters(), rate, momentum, run=seed, overlap=method == "vote-overlap")
+        else:
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=rate, momentum=momentum)
         parts = split(self.task.train.labels, HOSTS, "iid", seed)
         self.models[method] = ddp, optimizer, Sampler(parts, [BATCH] * HOSTS, seed)
         self.steps[method] = 0
@@ -137,7 +151,7 @@ def serve(options: argparse.Namespace) -> None:
     os.dup2(2, 1)  # whatever else is printed is no reply
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=options.rank, world_size=HOSTS, timeout=timedelta(minutes=10))
-    host = Host(options.rank, options.task, options.data_dir)
+    host = Host(options.rank, options.task, options.data_dir, WIDTHS[options.model])
     for line in sys.stdin:
         what, *arguments = json.loads(line)
         replies.write(json.dumps(getattr(host, what)(*arguments)) + "\n")
@@ -266,7 +280,7 @@ def measure_links(
     network.shape(0)
     first = {}
     for method in progress.track(methods, description="warming up"):
-        crew.all("make", method, (RATES[method] or SGD_RATES)[0], 0)
+        crew.all("make", method, (RATES[CURVES.get(method, method)] or SGD_RATES)[0], 0)
         block(crew, method, WARMUP)
         first[method] = block(crew, method, 2)
     for mbit in links:
@@ -344,7 +358,7 @@ def table_of(results: dict[str, Any]) -> Table:
         table.add_column(heading, justify="right")
     for method in RATES:
         here = {mbit: results["links"][mbit][method] for mbit in links if method in results["links"][mbit]}
-        goal = steps_to_target(results, method)
+        goal = steps_to_target(results, CURVES.get(method, method))
         cells = []
         for mbit in links:
             seconds = here[mbit]["seconds"] if mbit in here else None
@@ -362,6 +376,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["links", "curves"], choices=["links", "curves"])
     parser.add_argument("--seconds", type=float, default=100.0, help="at most, about, per method and link")
     parser.add_argument("--target", type=float, default=0.94, help="accuracy to reach")
+    parser.add_argument("--model", default="small", choices=list(WIDTHS))
     parser.add_argument("--task", default="mnist-10k")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=OUT)
@@ -373,11 +388,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is torn down
     data = ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
     results = json.loads(options.out.read_text()) if options.out.exists() else {"links": {}}
-    results |= {"hosts": HOSTS, "widths": WIDTHS, "batch": BATCH, "cores": os.cpu_count(),
+    results |= {"hosts": HOSTS, "widths": WIDTHS[options.model], "batch": BATCH, "cores": os.cpu_count(),
                 "task": options.task, "torch": torch.__version__}  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with hosts(["--task", options.task, *data]) as (network, crew), Progress() as progress:
+        with hosts(["--task", options.task, "--model", options.model, *data]) as (network, crew), Progress() as progress:
             chosen = network, crew, options.methods
             if "links" in options.parts:
                 for mbit, by_method in measure_links(*chosen, options.links, options.seconds, progress):
