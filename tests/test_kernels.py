@@ -256,3 +256,26 @@ def test_old_and_other_gpus_take_plain_torch(
 def test_a_few_bits_of_a_long_plane_are_unpacked_without_reading_the_rest() -> None:
     plane = torch.tensor([5]).expand(2**50)  # words, all in the same place
     assert reference.unpack(plane, 3).tolist() == [True, False, True]
+
+
+@both
+@given(
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+    st.integers(1, 300),
+    st.integers(0, 130),
+    st.booleans(),
+    st.floats(0, 1),
+    st.integers(0, 2**31),
+)
+def test_a_step_with_weight_decay_rounds_as_torch_does(
+    kernels: Backend, dtype: torch.dtype, n: int, begin: int, ternary: bool, keep: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (begin + n,), generator=generator) * 2 - 1
+    if ternary:
+        signs *= torch.randint(0, 2, (begin + n,), generator=generator)
+    decision = obvious.planes_of([signs.tolist()]).map(lambda p: p[0])
+    x = torch.randn(n, generator=generator, dtype=torch.float64).to(dtype)
+    want = x.clone().mul_(keep).sub_(signs[begin:].to(dtype), alpha=1e-3)
+    kernels.step_(x, decision, begin, 1e-3, keep)
+    assert torch.equal(x, want)

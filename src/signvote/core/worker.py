@@ -247,11 +247,9 @@ def apply_decision(
 
 def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:
     """Step one parameter, whose decision starts at coordinate `begin` (paper, eq. 5)."""
-    if decay:
-        parameter.mul_(1 - step * decay)
     flat = parameter.detach().contiguous().view(-1)
     planes = decision.map(lambda plane: plane.to(flat.device))
-    backend(flat.device).step_(flat, planes, begin, step)
+    backend(flat.device).step_(flat, planes, begin, step, keep=1 - step * decay)
     if not parameter.is_contiguous():
         parameter.copy_(flat.view(parameter.shape))
 

@@ -117,8 +117,8 @@ class Backend(Protocol):
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
         """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""
 
-    def step_(self, x: Tensor, decision: Planes, begin: int, step: float) -> None:
-        """x[i] <- x[i] - step * decision[begin + i] for a contiguous float vector (paper, eq. 5)."""
+    def step_(self, x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
+        """x[i] <- keep * x[i] - step * decision[begin + i] for a contiguous float vector (paper, eq. 5)."""
 
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -177,4 +177,9 @@ def backend_name(device: torch.device | str) -> str:
 
 def backend(device: torch.device | str) -> Backend:
     """The kernels for a device."""
-    return cast(Backend, import_module(f"signvote.kernels.{backend_name(device)}"))
+    return _kernels(backend_name(device))
+
+
+@cache
+def _kernels(name: str) -> Backend:
+    return cast(Backend, import_module(f"signvote.kernels.{name}"))

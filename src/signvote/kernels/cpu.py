@@ -211,25 +211,27 @@ def _mirrored(upper: Tensor) -> Tensor:
     return upper + upper.triu(1).T
 
 
-def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """Whole words of float32 and float64 here. `reference` does the last word and the half floats."""
-    whole = 0
-    if x.dtype in (torch.float32, torch.float64):
-        whole = x.numel() // WORD
-    if whole:
-        values = x.detach().numpy()
-        planes = _arrays(decision, 1)
-        size = values.dtype.type(step)
+def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
+    """Whole words in place; the last, where coordinates are missing, on a copy. `reference` does the half floats."""
+    if x.dtype not in (torch.float32, torch.float64):
+        reference.step_(x, decision, begin, step, keep)
+        return
+    values = x.detach().numpy()
+    planes = _arrays(decision, 1)
+    size = values.dtype.type(step)
+    factor = values.dtype.type(keep)
+    whole, left = divmod(x.numel(), WORD)
 
-        def work(lo: int, hi: int) -> None:
-            loops.step_(values, *planes, begin, size, lo, hi)
+    def work(lo: int, hi: int) -> None:
+        loops.step_(values, *planes, begin, size, factor, lo, hi)
 
-        _threaded(work, whole)
-    tail = x[whole * WORD :]
-    word, bit = divmod(begin + whole * WORD, WORD)
-    if tail.numel():
-        there = decision.map(lambda p: p[word:])
-        reference.step_(tail, there, bit, step)
+    _threaded(work, whole)
+    if left:
+        at = whole * WORD
+        tail = np.zeros(WORD, values.dtype)
+        tail[:left] = values[at:]
+        loops.step_(tail, *planes, begin + at, size, factor, 0, 1)
+        values[at:] = tail[:left]
 
 
 # ---- between torch and numba -----------------------------------------------------------------

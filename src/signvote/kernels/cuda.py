@@ -77,8 +77,10 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
     return Planes(signs, support), finite
 
 
-def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """One launch; float16 and bfloat16 are computed in float32, as torch does."""
+def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
+    """One launch, two with `keep`; float16 and bfloat16 are computed in float32, as torch does."""
+    if keep != 1:
+        x.mul_(keep)
     programs = triton.cdiv(x.numel(), 32 * STEPPED)
     cuda_bits.step_[(programs,)](
         x,

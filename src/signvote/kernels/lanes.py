@@ -176,14 +176,20 @@ def step_where(
     positive: Any,
     voted: Any,
     step: Any,
+    keep: Any,
 ) -> Any:
-    """floats[index : index + 8] -= step where positive, += step elsewhere, only where voted."""
+    """floats[index : index + 8] *= keep; then -= step where positive, += step elsewhere, only where voted.
+
+    The product is rounded before the sum, as in torch: nothing allows LLVM to fuse the two.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array, at, positive_bits, voted_bits, size = args
+        array, at, positive_bits, voted_bits, size, factor = args
         array_type = signature.args[0]
         booleans = ir.VectorType(BIT, 8)
-        x = _load(context, builder, array, array_type, at, 8)
+        before = _load(context, builder, array, array_type, at, 8)
+        factors = _splat(builder, factor, 8)
+        x = builder.fmul(before, factors)
         up = builder.bitcast(positive_bits, booleans)
         moves = builder.bitcast(voted_bits, booleans)
         steps = _splat(builder, size, 8)
@@ -194,7 +200,8 @@ def step_where(
         _store(context, builder, moved, array, array_type, at)
         return context.get_dummy_value()
 
-    return types.void(floats, index, types.uint8, types.uint8, floats.dtype), generate
+    bits = (types.uint8, types.uint8)
+    return types.void(floats, index, *bits, floats.dtype, floats.dtype), generate
 
 
 @intrinsic

@@ -206,6 +206,7 @@ def step_(
     support: Words,
     begin: int,
     step: np.floating[Any],
+    keep: np.floating[Any],
     lo: int,
     hi: int,
 ) -> None:
@@ -217,4 +218,4 @@ def step_(
             by = np.uint64(8 * q)
             up = np.uint8(positive >> by)
             moves = np.uint8(voted >> by)
-            step_where(x, w * 64 + 8 * q, up, moves, step)
+            step_where(x, w * 64 + 8 * q, up, moves, step, keep)

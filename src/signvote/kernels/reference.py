@@ -185,8 +185,10 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
     return differ.sum(-1), both.sum(-1)
 
 
-def step_(x: Tensor, decision: Planes, begin: int, step: float) -> None:
-    """The signs in the type of x, 0 where nothing was decided, and torch's own `sub_`."""
+def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
+    """The signs in the type of x, 0 where nothing was decided, and torch's own `mul_` and `sub_`."""
+    if keep != 1:
+        x.mul_(keep)
     end = begin + x.numel()
     positive = unpack(decision.signs, end)[begin:]
     decided = _bits(decision.support, decision.signs, end)[begin:]

@@ -109,7 +109,7 @@ class Exchange:
     def gather(self, mine: Tensor, group: Group | None = None) -> Tensor:
         """The tensors of all voters, or of all ranks of another group, stacked by rank."""
         group = group or self.group
-        gathered = group.all_gather(mine.to(group.device))
+        gathered = group.all_gather(mine)
         self._bytes += (group.world - 1) * mine.nbytes
         return gathered
 
@@ -127,6 +127,8 @@ class Exchange:
     def share(self, message: Tensor) -> tuple[Planes, Tensor]:
         """Join the decisions of all ranks; gather a message of each, in words: (ranks, words), on the CPU."""
         decided = self._decided.view(-1)
+        if self.group.world == 1:
+            return self._joined(decided[None]), message[None]
         mine = torch.cat([decided, message.to(decided.device)])
         gathered = self.gather(mine)
         decision = self._joined(gathered[:, : len(decided)])

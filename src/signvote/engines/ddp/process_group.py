@@ -40,7 +40,7 @@ class Alone:
         """There is nobody to connect to."""
 
     def all_gather(self, mine: Tensor) -> Tensor:
-        """This rank's tensor, as the only row."""
+        """This rank's tensor, as the only row. It stays on its device."""
         return mine[None]
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
@@ -90,10 +90,11 @@ class ProcessGroup:
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """The tensors of all ranks, stacked by rank."""
-        gathered = torch.empty(self.world, *mine.shape, dtype=mine.dtype, device=mine.device)
+        sent = mine.to(self.device)
+        gathered = torch.empty(self.world, *sent.shape, dtype=sent.dtype, device=sent.device)
         rows = list(gathered.unbind(0))
         with self._named():
-            dist.all_gather(rows, mine, group=self._group)
+            dist.all_gather(rows, sent, group=self._group)
         return gathered
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
