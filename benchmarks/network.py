@@ -61,7 +61,9 @@ WIDTHS = {
 BATCH = 32  # of each host
 SGD_RATES: tuple[float, ...] = (0.05, 0.1, 0.02)  # to try, with momentum 0.9
 VOTE_RATES: tuple[float, ...] = (3e-4, 1e-4, 1e-3)
-RATES: dict[str, tuple[float, ...]] = dict.fromkeys(("float32", "fp16", "powersgd-1", "powersgd-4"), SGD_RATES)
+RATES: dict[str, tuple[float, ...]] = dict.fromkeys(
+    ("float32", "fp16", "powersgd-1", "powersgd-4"), SGD_RATES
+)
 RATES |= dict.fromkeys(("weighted", "majority"), VOTE_RATES)
 RATES |= dict.fromkeys(("vote", "vote-overlap"), ())
 CURVES = dict.fromkeys(("vote", "vote-overlap"), "weighted")  # whose accuracy by step these have
@@ -386,20 +388,21 @@ def main() -> None:
         serve(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is torn down
+    chosen = ["--task", options.task, "--model", options.model]
     data = ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
     results = json.loads(options.out.read_text()) if options.out.exists() else {"links": {}}
     results |= {"hosts": HOSTS, "widths": WIDTHS[options.model], "batch": BATCH, "cores": os.cpu_count(),
                 "task": options.task, "torch": torch.__version__}  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with hosts(["--task", options.task, "--model", options.model, *data]) as (network, crew), Progress() as progress:
-            chosen = network, crew, options.methods
+        with hosts([*chosen, *data]) as (network, crew), Progress() as progress:
+            parts = network, crew, options.methods
             if "links" in options.parts:
-                for mbit, by_method in measure_links(*chosen, options.links, options.seconds, progress):
+                for mbit, by_method in measure_links(*parts, options.links, options.seconds, progress):
                     results["links"][str(mbit)] = results["links"].get(str(mbit), {}) | by_method
                     options.out.write_text(json.dumps(results, indent=1))
             if "curves" in options.parts:
-                for curves in measure_curves(*chosen, options.target, progress):
+                for curves in measure_curves(*parts, options.target, progress):
                     kept = [c for c in results.get("curves", []) if c["method"] != curves[0]["method"]]
                     results |= {"target": options.target, "curves": kept + curves}
                     options.out.write_text(json.dumps(results, indent=1))

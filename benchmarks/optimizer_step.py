@@ -189,8 +189,7 @@ def _train(model: nn.Module, optimizer: Optimizer | None, text: Tensor) -> None:
 
 def _block(train: Callable[[], None]) -> tuple[float, float]:
     """Seconds of a step on the device, and on the host: means of several in a row."""
-    first = torch.cuda.Event(enable_timing=True)
-    last = torch.cuda.Event(enable_timing=True)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     train()
     torch.cuda.synchronize()
     first.record()
@@ -225,10 +224,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         timings = on_cpu(options.repeats)
-        yardsticks = ("copy", "SGD foreach", "AdamW fused")
+        yardsticks = ["copy", "SGD foreach", "AdamW fused"]
     else:
         timings = on_gpu(options.repeats)
-        yardsticks = ("AdamW fused", "forward and backward")
+        yardsticks = ["AdamW fused", "forward and backward"]
     options.out.write_text(json.dumps([asdict(timing) for timing in timings], indent=1) + "\n")
     Console().print(table_of(timings, yardsticks))
 

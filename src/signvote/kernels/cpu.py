@@ -81,6 +81,16 @@ def _sign_rows(x: Tensor, coins: Coin | Coins | None) -> tuple[Planes, Tensor]:
     return Planes(signs, support), torch.tensor(finite)
 
 
+def _reduced(weights: Tensor) -> Tensor:
+    """The weights divided by what divides all of them: the same signs, and fewer digits to add.
+
+    >>> _reduced(torch.tensor([4096, -1024, 0])).tolist()
+    [4, -1, 0]
+    """
+    divisor = np.gcd.reduce(weights.numpy())
+    return weights // max(1, int(divisor))
+
+
 def _signed_digits(weights: Tensor) -> Array:
     """The weights as rows (k, worker, flip): each stands for +2^k, or -2^k where flip is all ones.
 
@@ -105,7 +115,7 @@ def vote_(
     out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
     """Whole blocks in place; the last block, where words are missing, on a padded copy."""
-    digit = _signed_digits(weights)
+    digit = _signed_digits(_reduced(weights))
     begin, end = span
     low = begin // WORD
     high = words_for(end)

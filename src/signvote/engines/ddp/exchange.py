@@ -117,18 +117,22 @@ class Exchange:
 
     def received(self, number: int, ranks: Sequence[int], n: int) -> Planes:
         """The votes of these ranks on the n coordinates of this rank's piece of a chunk: (ranks, words)."""
-        rows = self._received[number][list(ranks), :, : words_for(n)]
+        rows = self._received[number][:, :, : words_for(n)]
+        if list(ranks) != list(range(len(rows))):
+            rows = rows[list(ranks)]
         return _planes(rows.transpose(0, 1).contiguous())
 
     def decided(self, number: int, n: int) -> Planes:
         """The buffer for the decision on this rank's piece of a chunk."""
         return _planes(self._decided[number][:, : words_for(n)])
 
+    def own(self) -> Planes:
+        """The decision of a rank that is alone."""
+        return self._joined(self._decided)
+
     def share(self, message: Tensor) -> tuple[Planes, Tensor]:
         """Join the decisions of all ranks; gather a message of each, in words: (ranks, words), on the CPU."""
         decided = self._decided.view(-1)
-        if self.group.world == 1:
-            return self._joined(decided[None]), message[None]
         mine = torch.cat([decided, message.to(decided.device)])
         gathered = self.gather(mine)
         decision = self._joined(gathered[:, : len(decided)])

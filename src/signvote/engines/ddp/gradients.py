@@ -10,8 +10,10 @@ from torch import Tensor
 
 from signvote.engines.ddp.placement import Part, Placement
 from signvote.engines.ddp.shares import Shares
-from signvote.engines.ddp.torch_names import copy_all_
+from signvote.engines.ddp.torch_names import copy_all_, local_of
 from signvote.kernels import Planes, backend
+
+VECTORS = 2  # in use: this round's, and the momentum that it swaps with
 
 
 class Bucket(NamedTuple):
@@ -21,6 +23,33 @@ class Bucket(NamedTuple):
     parameters: list[Tensor]
     views: list[Tensor]  # of the buffer, shaped like the parameters
     future: torch.futures.Future[Tensor]
+
+
+class Views:
+    """The parts of a flat vector in the shapes of their parameters, made once for each vector in use.
+
+    Args:
+        placement: where each part lies.
+        shapes: by name.
+
+    """
+
+    def __init__(self, placement: Placement, shapes: Mapping[str, torch.Size]) -> None:
+        self._parts = placement.parts
+        self._shapes = shapes
+        self._known: dict[int, dict[str, Tensor]] = {}  # by the vector's address
+
+    def of(self, vector: Tensor) -> dict[str, Tensor]:
+        """The parts of this vector, by name."""
+        address = vector.data_ptr()
+        if address not in self._known:
+            if len(self._known) == VECTORS:
+                self._known.clear()
+            self._known[address] = {
+                part.name: vector[part.start : part.stop].view(self._shapes[part.name])
+                for part in self._parts
+            }
+        return self._known[address]
 
 
 class Gradients:
@@ -44,9 +73,11 @@ class Gradients:
         device = next(iter(parameters.values())).device
         self.shares = shares
         self.vector = torch.zeros(placement.size, dtype=dtype, device=device)
+        self.views = Views(placement, {name: local_of(each).shape for name, each in parameters.items()})
         self._parameters = parameters
         self._parts = {id(parameters[part.name]): part for part in placement.parts}
         self._lengths = _lengths(placement, shares)
+        self._count = sum(part.start < part.stop for part in placement.parts)  # of parts with coordinates
         self.begin()
 
     def begin(self) -> None:
@@ -75,19 +106,22 @@ class Gradients:
 
     def copy(self, taken: Sequence[tuple[Part, Tensor | None]]) -> None:
         """Copy gradients into the vector; None is zero."""
+        views = self.views.of(self.vector)
         places: list[Tensor] = []
         given: list[Tensor] = []
         for part, gradient in taken:
-            flat = self.vector[part.start : part.stop]
             if gradient is None:
-                flat.zero_()
+                views[part.name].zero_()
             else:
-                places.append(flat.view(gradient.shape))
+                places.append(views[part.name])
                 given.append(gradient)
         copy_all_(places, given)
 
     def complete(self, taken: Sequence[tuple[Part, Tensor | None]]) -> list[int]:
         """The chunks that are complete now that these gradients are in the vector."""
+        if len(taken) == self._count:
+            self._left = [0] * len(self._lengths)
+            return list(range(len(self._lengths)))
         return sorted(number for part, _ in taken for number in self._completed(part))
 
     def _completed(self, part: Part) -> list[int]:

@@ -109,7 +109,11 @@ class Poll:
         voters = team.voters
         self.handshake = Handshake(voters.rank if worker_id is None else worker_id, settings)
         self.placement = _placement(self.layout, parameters, team, encoding)
-        shares = Shares.of(self.placement.size, voters.world, transport.chunk)
+        device = local_of(next(iter(parameters.values()))).device
+        chunk = transport.chunk
+        if voters.world == 1 and device.type != "cpu":
+            chunk = max(chunk, self.placement.size)  # nothing travels, so fewer launches are better
+        shares = Shares.of(self.placement.size, voters.world, chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
         _own(server.rule, owned[voters.rank], team)
         dtypes = [parameter.dtype for parameter in parameters.values()]
@@ -119,7 +123,7 @@ class Poll:
             shares,
             vote_planes=encoding.planes,
             decision_planes=1 if encoding.zeros == "coin" else 2,
-            device=local_of(next(iter(parameters.values()))).device,
+            device=device,
             overlap=transport.overlap,
         )
         self.sender = Sender(parameters, self.placement, self.exchange, encoding, dtype or widest)
@@ -231,6 +235,17 @@ class Poll:
             self._pieces(voters),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
+        if self.team.voters.world == 1:
+            decision = self.exchange.own()
+            total = in_a_row(mine)
+        else:
+            decision, total = self._shared(mine)
+        if self.team.shards is not None:
+            total = self.exchange.gather(total, self.team.shards).sum(0).cpu()
+        return decision, with_counts(mine, total)
+
+    def _shared(self, mine: Evidence) -> tuple[Planes, Tensor]:
+        """The decision on all pieces, and the counts of all ranks, added."""
         packing = self.packings.of(mine)
         counts = in_a_row(mine)
         message = packing.pack(counts, self.team.voters.rank)
@@ -238,9 +253,7 @@ class Poll:
         total = packing.total(messages)
         if total is None:  # a rule that counts something else
             total = self.exchange.gather(counts).sum(0).cpu()
-        if self.team.shards is not None:
-            total = self.exchange.gather(total, self.team.shards).sum(0).cpu()
-        return decision, with_counts(mine, total)
+        return decision, total
 
     def _pieces(self, voters: list[int]) -> Iterator[tuple[Planes, Votes]]:
         """The pieces that this rank decides: for each the buffer for its decision, and the votes on it."""

@@ -56,7 +56,11 @@ class Sender:
     @property
     def is_finite(self) -> bool:
         """Whether all that was sent in this round was finite."""
-        return all(bool(encoded.finite) for encoded in self._encoded)
+        flags = [encoded.finite for encoded in self._encoded]
+        on_device = [flag for flag in flags if isinstance(flag, Tensor)]
+        if on_device:
+            return bool(torch.stack(on_device).all())  # waits for the GPU once
+        return all(flags)
 
     # ---- gradients come in -----------------------------------------------------------------------
 
@@ -71,14 +75,16 @@ class Sender:
     def _write(self, taken: list[tuple[Part, Tensor | None]]) -> None:
         """Write gradients into the vector, and send the chunks that they complete.
 
-        On a CPU momentum averages them in the same pass, which saves a copy of all gradients.
+        On a CPU momentum averages them in the same pass, which saves a copy of all gradients. A chunk is encoded
+        when it is complete, while the cache still has it.
         """
-        if self._averages_early:
-            for part, gradient in taken:
-                self._average(part, gradient)
-        else:
+        if not self._averages_early:
             self.gradients.copy(taken)
-        self._send(self.gradients.complete(taken))
+            self._send(self.gradients.complete(taken))
+            return
+        for each in taken:
+            self._average(*each)
+            self._send(self.gradients.complete([each]))
 
     @property
     def _averages_early(self) -> bool:
@@ -89,15 +95,17 @@ class Sender:
     def _average(self, part: Part, gradient: Tensor | None) -> None:
         """Write the new average of one parameter's gradient."""
         assert self.memory.average is not None
-        at = slice(part.start, part.stop)
-        vector = self.gradients.vector[at]
+        views = self.gradients.views
+        place = views.of(self.gradients.vector)[part.name]
+        before = views.of(self.memory.average)[part.name]
         if gradient is None:
-            gradient = vector.zero_()
-        elif gradient.dtype != vector.dtype or self.scale != 1.0:
-            gradient = vector.view(gradient.shape).copy_(gradient).mul_(1 / self.scale)
-        shape = gradient.shape
-        momentum = self.momentum[at].view(shape) if isinstance(self.momentum, Tensor) else self.momentum
-        averaged(gradient, self.memory.average[at].view(shape), momentum, out=vector.view(shape))
+            gradient = place.zero_()
+        elif gradient.dtype != place.dtype or self.scale != 1.0:
+            gradient = place.copy_(gradient).mul_(1 / self.scale)
+        momentum = self.momentum
+        if isinstance(momentum, Tensor):
+            momentum = momentum[part.start : part.stop].view(place.shape)
+        averaged(gradient, before, momentum, out=place)
 
     # ---- signs go out ----------------------------------------------------------------------------
 

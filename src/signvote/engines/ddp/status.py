@@ -52,6 +52,8 @@ class Statuses(NamedTuple):
 
 def gathered(mine: Status, used: Sequence[bool], exchange: Exchange, group: Group) -> Statuses:
     """The status of every rank, and the parameters that some rank has a gradient of."""
+    if group.world == 1:
+        return Statuses([mine], list(used))
     bits = pack(torch.tensor(used, dtype=torch.bool))
     sent = torch.cat([torch.tensor(mine), bits])
     rows: Tensor = exchange.gather(sent, group).cpu()

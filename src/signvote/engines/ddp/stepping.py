@@ -21,14 +21,6 @@ class Setting(NamedTuple):
     decay: float
 
 
-class Stepped(NamedTuple):
-    """What steps: a parameter's part on this rank, or its master."""
-
-    target: Tensor
-    part: Part
-    setting: Setting
-
-
 class Stepping:
     """The parameters of this rank. Those of 16 bits have a master in float32, which steps in their place.
 
@@ -44,7 +36,8 @@ class Stepping:
         self.masters: dict[int, Tensor] = {}  # by the place of the parameter
         self._parameters = parameters
         self._parts = parts
-        self._directions: Tensor | None = None
+        self._directions: Tensor | None = None  # the decision as numbers, on a GPU
+        self._direction_of: list[Tensor] = []  # by the place of the parameter
         for place in range(len(parameters)):
             local = self._local(place)
             if local.dtype in HALVES:
@@ -71,15 +64,12 @@ class Stepping:
         """
         self._follow()
         places = [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
-        chosen = [
-            Stepped(self.masters.get(place, self._local(place)), self._parts[place], settings[place])
-            for place in places
-        ]
         if decision.signs.device.type == "cpu":
-            for target, part, (lr, decay) in chosen:
-                step_(target, decision, part.start, lr, decay)
-        elif chosen:
-            self._step_at_once(decision, chosen)
+            for place in places:
+                lr, decay = settings[place]
+                step_(self._target(place), decision, self._parts[place].start, lr, decay)
+        elif places:
+            self._step_at_once(decision, places, settings)
         for place in self.masters.keys() & set(places):
             self._local(place).copy_(self.masters[place])
         self._versions = self._versions_now()
@@ -102,17 +92,25 @@ class Stepping:
         locals_ = {place: self._local(place) for place in self.masters}
         return {place: (local.data_ptr(), local._version) for place, local in locals_.items()}
 
-    def _step_at_once(self, decision: Planes, chosen: Sequence[Stepped]) -> None:
+    def _target(self, place: int) -> Tensor:
+        """What steps: the master of a parameter, or its part on this rank."""
+        master = self.masters.get(place)
+        return self._local(place) if master is None else master
+
+    def _step_at_once(self, decision: Planes, places: Sequence[int], settings: Sequence[Setting]) -> None:
         """In few launches: the decision as +1 and -1, then all parameters of one lr and decay together."""
-        size = self._parts[-1].stop
         if self._directions is None:
-            self._directions = torch.empty(size, device=decision.signs.device)
-        flat = self._directions.zero_()
-        backend(flat.device).step_(flat, decision, 0, -1.0)
-        by_setting: dict[Setting, list[Stepped]] = {}
-        for each in chosen:
-            by_setting.setdefault(each.setting, []).append(each)
+            self._directions = torch.empty(self._parts[-1].stop, device=decision.signs.device)
+            flat = [self._directions[part.start : part.stop] for part in self._parts]
+            self._direction_of = [
+                direction.view(self._local(place).shape) for place, direction in enumerate(flat)
+            ]
+        self._directions.zero_()
+        backend(decision.signs.device).step_(self._directions, decision, 0, -1.0)
+        by_setting: dict[Setting, list[int]] = {}
+        for place in places:
+            by_setting.setdefault(settings[place], []).append(place)
         for (lr, decay), alike in by_setting.items():
-            targets = [each.target for each in alike]
-            directions = [flat[each.part.start : each.part.stop].view(each.target.shape) for each in alike]
+            targets = [self._target(place) for place in alike]
+            directions = [self._direction_of[place] for place in alike]
             step_all_(targets, directions, lr, decay)
