@@ -14,11 +14,11 @@ from signvote.core import server as server_module
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
 from signvote.core.it_signsgd import ItSignSGD
-from signvote.core.rule import Rule
+from signvote.core.rule import Rule, WeightedRule
 from signvote.core.rules import Weighted, make_rule, summary
 from signvote.core.trust import Evidence
 from signvote.core.vote import Voters, Votes, empty_decision
-from signvote.kernels import Coin, Planes
+from signvote.kernels import Coin, Planes, reference
 
 N = 300
 LAYOUT = Layout([("a", (10, 13)), ("b", (70,)), ("c", (100,))])
@@ -244,6 +244,32 @@ def test_per_tensor_trust_knows_where_a_worker_is_good() -> None:
     assert isinstance(server.rule, Weighted)
     p = server.rule.trust.crossover([0, 3])
     assert p.tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize("zeros", ["coin", "abstain"])
+@pytest.mark.parametrize("weight", [5, -5, 0])
+@pytest.mark.parametrize("n", [1, 64, 100])
+def test_one_worker_is_decided_on_as_any_number_is(zeros: Zeros, weight: int, n: int) -> None:
+    """A vote of one is copied where the kernel would copy it."""
+
+    class Fixed(WeightedRule):
+        name = "fixed"
+
+        def weights(self, voters: Voters) -> Tensor:
+            return torch.full((len(voters.workers), 1), weight, dtype=torch.int32)
+
+    x = torch.randn(n)
+    x[0] = 0
+    coin = Coin(7) if zeros == "coin" else None
+    planes, _ = pack_signs(x, coin)
+    votes = Votes(workers=(3,), planes=planes.map(lambda plane: plane[None]), n=n)
+    found, wanted = (empty_decision(n, coin) for _ in range(2))
+    evidence = Fixed(Layout([("w", (n,))])).vote(found, votes, coin)
+    weights = torch.tensor([weight], dtype=torch.int32)
+    wrong, cast = reference.vote_(wanted, votes.planes, weights, coin, (0, n))
+    assert torch.equal(unpack_signs(found, n), unpack_signs(wanted, n))
+    assert torch.equal(evidence.mismatches[:, 0], wrong)
+    assert torch.equal(evidence.cast[:, 0], cast)
 
 
 def test_every_rule_is_explained_in_two_lines() -> None:

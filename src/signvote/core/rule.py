@@ -191,6 +191,10 @@ class WeightedRule(Rule):
             dtype=torch.int64,
             device=votes.device,
         )
+        if _is_sole(out, votes, weights):
+            out.signs.copy_(votes.planes.signs[0])
+            counts[1] = votes.n
+            return counts
         kernels = backend(votes.device)
         for g, (start, stop) in enumerate(self.groups):
             begin = max(0, start - votes.first)
@@ -201,3 +205,11 @@ class WeightedRule(Rule):
                 counts[0, :, g] = seen[0]
                 counts[1, :, g] = seen[1]
         return counts
+
+
+def _is_sole(out: Planes, votes: Votes, weights: Tensor) -> bool:
+    """Whether there is one vote on every coordinate, of positive weight: it is the decision, and nothing is a tie."""
+    if weights.shape != (1, 1) or votes.present is not None:
+        return False
+    is_everywhere = out.support is None and votes.planes.support is None
+    return is_everywhere and int(weights) > 0
