@@ -14,6 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from signvote import Server, StateError, Vote, Worker
+from signvote.core.layout import Layout
+from signvote.engines.ddp.placement import Placement
+from signvote.engines.ddp.stepping import Setting, Stepping
+from signvote.kernels import Planes, words_for
 from tests.optimized import backward, clipped_to, flat, loss, made, trained
 
 RULES = ("majority", "it-signsgd", "weighted", "robust")
@@ -50,6 +54,24 @@ def test_clipping_is_what_the_momentum_averages() -> None:
     optimizer = Vote(model.parameters(), lr=3e-3)
     found = trained(model, optimizer, range(8), clipped_to(0.1))
     assert torch.equal(found, by_one("weighted", 8, 3e-3, 0.0, clipped=True))
+
+
+def test_in_few_launches_as_one_by_one() -> None:
+    """The way of a GPU, on a CPU."""
+    shapes = [(70, 3), (5,), (1,), (64,)]
+    layout = Layout([(str(shape), shape) for shape in shapes])
+    dtypes = [torch.float32, torch.float32, torch.bfloat16, torch.float32]
+    ones = [torch.randn(shape).to(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    others = [one.clone() for one in ones]
+    words = torch.randint(-(2**62), 2**62, (2, words_for(layout.size)))
+    decision = Planes(words[0] & words[1], words[1])
+    settings = [Setting(1e-3, 0.1), Setting(1e-2, 0.0), Setting(1e-3, 0.1), Setting(1e-3, 0.1)]
+    by_one, at_once = (Stepping(each, Placement.of(layout).parts) for each in (ones, others))
+    by_one.step(decision, [True] * 4, settings)
+    at_once._step_at_once(decision, range(4), settings)
+    others[2].copy_(at_once.masters[2])
+    for one, other in zip(ones, others, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_without_momentum_clipping_changes_nothing() -> None:
