@@ -155,9 +155,9 @@ class WeightedRule(Rule):
         return share @ torch.tensor(lengths, dtype=torch.float64) / self.layout.size
 
     def learn(self, evidence: Evidence) -> None:
-        """See Rule."""
-        self._round_weights = None
+        """See Rule. Where nothing is learned, weights stay."""
         if len(evidence.workers) >= self.learns_from:
+            self._round_weights = None
             super().learn(evidence)
 
     def forget(self, *workers: int) -> None:

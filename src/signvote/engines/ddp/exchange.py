@@ -86,7 +86,7 @@ class Exchange:
         present = [plane for plane in planes if plane is not None]
         for row, plane in enumerate(present):
             padding = world * words - len(plane)
-            padded = torch.nn.functional.pad(plane, (0, padding))
+            padded = torch.nn.functional.pad(plane, (0, padding)) if padding else plane
             sent[:, row] = padded.view(world, words)
         self.group.all_to_all(self._received[number], sent)
         self._bytes += (world - 1) * sent[0].nbytes
