@@ -75,14 +75,14 @@ class Sender:
     def _write(self, taken: list[tuple[Part, Tensor | None]]) -> None:
         """Write gradients into the vector, and send the chunks that they complete.
 
-        On a CPU momentum averages them in the same pass, which saves a copy of all gradients. A chunk is encoded
-        when it is complete, while the cache still has it.
+        On a CPU momentum averages them in the same pass, which saves a copy of all gradients. The last goes first, as
+        chunks do: a chunk is encoded when it is complete, while the cache still has it.
         """
         if not self._averages_early:
             self.gradients.copy(taken)
             self._send(self.gradients.complete(taken))
             return
-        for each in taken:
+        for each in reversed(taken):
             self._average(*each)
             self._send(self.gradients.complete([each]))
 
