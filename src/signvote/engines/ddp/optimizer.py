@@ -28,20 +28,25 @@ from signvote.core.rule import Rule
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.modules import Surroundings
+from signvote.engines.ddp.optimizer_state import (
+    MASTER,
+    VOTES,
+    by_parameter,
+    is_own,
+    load_poll,
+    load_tensors,
+    show_state,
+    with_votes,
+    without_votes,
+)
 from signvote.engines.ddp.overlap import Overlap
 from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
 from signvote.engines.ddp.team import check_sharded
-from signvote.engines.ddp.torch_names import like_shard, local_of
+from signvote.engines.ddp.torch_names import local_of
 from signvote.engines.ddp.voted import Votes, entries_of, make_poll
-from signvote.errors import ConfigError, EngineError, StateError
-
-MOMENTUM = "momentum_buffer"  # entries of a parameter's state
-MASTER = "master"
-WHOLE = [0, 1]  # the only shard of one
-VOTES = "votes"  # entries of a state dict that other optimizers do not have
-SHARD = "shard"
+from signvote.errors import ConfigError, EngineError
 
 
 class Vote(Optimizer, Voting):
@@ -276,12 +281,7 @@ class Vote(Optimizer, Voting):
 
     def _show_state(self) -> None:
         """Have `self.state` hold the momentum and the masters, as of any optimizer of PyTorch."""
-        votes = self._begun()
-        for parameter, momentum in votes.momenta():
-            self.state[parameter][MOMENTUM] = momentum
-        for place, master in votes.stepping.masters.items():
-            parameter = votes.parameters[place]
-            self.state[parameter][MASTER] = like_shard(parameter, master.view(-1))
+        show_state(self._begun(), self.state)
 
     def named_state(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """The name of each parameter that is voted on, and its state: momentum, and the master of one of 16 bits."""
@@ -300,56 +300,24 @@ class Vote(Optimizer, Voting):
         Momentum differs between workers. To resume exactly, save the state of every rank, as `save` does. Before the
         first step there is nothing to save, and "votes" is None.
         """
-        if not self._votes:
-            return {**super().state_dict(), VOTES: None}
-        state = super().state_dict()
-        state["state"] = {place: _copied(entries) for place, entries in state["state"].items()}
-        votes = self.poll.state_dict()
-        del votes["average"]  # it is in the state of each parameter
-        return {**state, VOTES: votes, SHARD: self._shard()}
+        usual = super().state_dict()
+        return usual | {VOTES: None} if not self._votes else with_votes(usual, self._votes[0])
 
     def load_state_dict(self, state_dict: State) -> None:
         """Resume from a state. From that of another worker all but the momentum is loaded."""
-        if VOTES not in state_dict:
-            raise StateError("the state has no entry 'votes': another optimizer wrote it, not Vote")
-        saved = _by_parameter(state_dict, self._parameters())
-        usual = {name: value for name, value in state_dict.items() if name not in (VOTES, SHARD)}
+        saved = by_parameter(state_dict, self._parameters())
+        usual = without_votes(state_dict)
         if state_dict[VOTES] is None:
             self._votes.clear()
             super().load_state_dict(usual)
-            self.forget_time()
-            return
-        votes = self._begun()
-        shard = list(state_dict.get(SHARD, WHOLE))
-        if shard != self._shard():
-            raise StateError(
-                f"the state is of shard {_named(shard)}, and this rank has shard {_named(self._shard())}; to load"
-                " in another mesh, use save_sharded and load_sharded"
-            )
-        votes.poll.load_state_dict({**state_dict[VOTES], "average": None})
-        super().load_state_dict(usual)
-        self.state.clear()
-        is_own = state_dict[VOTES]["worker"] == self.worker_id
-        if not is_own:
-            warnings.warn(
-                f"the state is of worker {state_dict[VOTES]['worker']}, so worker {self.worker_id} starts without"
-                " momentum; to resume exactly, also call signvote.engines.ddp.save and load on every rank",
-                stacklevel=2,
-            )
-        for place, parameter in enumerate(votes.parameters):
-            its_state = saved.get(id(parameter), {})
-            votes.stepping.load_master(place, its_state.get(MASTER))
-        for parameter, momentum in votes.momenta():
-            its_state = saved.get(id(parameter), {})
-            if is_own and MOMENTUM in its_state:
-                local_of(momentum).copy_(local_of(its_state[MOMENTUM]))
-        self._show_state()
+        else:
+            votes = self._begun()
+            load_poll(votes, state_dict)
+            super().load_state_dict(usual)
+            self.state.clear()
+            load_tensors(votes, saved, is_own=is_own(votes, state_dict))
+            self._show_state()
         self.forget_time()
-
-    def _shard(self) -> list[int]:
-        """The place of this rank among the ranks of its worker, and their number."""
-        shards = self.poll.team.shards
-        return WHOLE if shards is None else [shards.rank, shards.world]
 
     def rank_state(self) -> State:
         """See Voting. Masters are part of it."""
@@ -391,23 +359,3 @@ def _check_group(group: dict[str, Any]) -> None:
         raise ConfigError(f"momentum is {group['momentum']}; it must lie in [0, 1)")
     if not group["weight_decay"] >= 0:
         raise ConfigError(f"weight_decay is {group['weight_decay']}; it must be 0 or more")
-
-
-def _named(shard: list[int]) -> str:
-    """A shard, for errors."""
-    place, count = shard
-    return f"{place} of {count}"
-
-
-def _copied(entries: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state of a parameter, in memory of its own."""
-    return {name: tensor.clone() for name, tensor in entries.items()}
-
-
-def _by_parameter(state_dict: State, parameters: list[Tensor]) -> dict[int, State]:
-    """The state of each parameter, by its id, as it was saved: PyTorch would turn all of it to the parameter's type."""
-    places = [place for group in state_dict["param_groups"] for place in group["params"]]
-    if len(places) != len(parameters):
-        raise StateError(f"the state is of {len(places)} parameters, and the optimizer has {len(parameters)}")
-    states = state_dict["state"]
-    return {id(p): states[place] for p, place in zip(parameters, places, strict=True) if place in states}

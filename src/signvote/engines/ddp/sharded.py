@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from signvote.checkpoint import State
 from signvote.checkpoint import load as load_file
 from signvote.checkpoint import save as save_file
-from signvote.engines.ddp.optimizer import MASTER, MOMENTUM, Vote
+from signvote.engines.ddp.optimizer import Vote
+from signvote.engines.ddp.optimizer_state import MASTER, MOMENTUM
 from signvote.engines.ddp.process_group import Group
 from signvote.errors import StateError
 
