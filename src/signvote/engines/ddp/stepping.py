@@ -111,6 +111,9 @@ class Stepping:
         for place in places:
             by_setting.setdefault(settings[place], []).append(place)
         for (lr, decay), alike in by_setting.items():
-            targets = [self._target(place) for place in alike]
+            parameters = [self.masters.get(place, self._parameters[place]) for place in alike]
+            targets = [
+                local_of(parameter) for parameter in parameters
+            ]  # no `detach`, which costs the host 2 us each
             directions = [self._direction_of[place] for place in alike]
             step_all_(targets, directions, lr, decay)
