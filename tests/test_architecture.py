@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from signvote import Vote
@@ -21,6 +20,7 @@ from signvote.sim import Config, train
 from signvote.sim.machine import Machine
 from signvote.tasks import load_task
 from tests import test_flower as flower
+from tests.ranks import together
 from tests.test_package import ROOT, SOURCE, imports_of
 
 PAGE = ROOT / "docs" / "architecture.md"
@@ -31,6 +31,7 @@ SEVERAL = {
     "bench": ("bench", "bench_cuda"),
     "shared": ("errors", "names", "formats", "atomic"),
 }  # rooms of several modules; any other room is a module or a package
+Calls = list[tuple[str, str]]
 ENGINES = ("Simulator, one by one", "Simulator, joint pass", "torch.distributed", "Flower")
 
 
@@ -135,9 +136,9 @@ def test_every_step_is_a_function_of_the_file_and_package_it_names(engine: str) 
         assert found.__module__ == module.removesuffix(".__init__"), f"{step.name} is in {found.__module__}"
 
 
-def calls(work: Callable[[], object]) -> list[tuple[str, str]]:
+def calls(work: Callable[[], object]) -> Calls:
     """The functions of signvote that some work calls, in order: (room, name)."""
-    found: list[tuple[str, str]] = []
+    found: Calls = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         module = str(frame.f_globals.get("__name__"))
@@ -166,26 +167,23 @@ def simulated(folder: Path, *, rounds: int, together: bool) -> None:
     train(config, load_task("mnist-10k", model="mlp"), folder, machine=Machine(together=together))
 
 
-def over_ranks(folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
-    try:
-        model = nn.Linear(30, 10)
-        optimizer = Vote(model.parameters())
-        model(torch.ones(2, 30)).sum().backward()
-        optimizer.step()
-    finally:
-        dist.destroy_process_group()
+def over_ranks(rank: int, world: int) -> Calls:
+    torch.manual_seed(0)
+    model = nn.Linear(30, 10)
+    optimizer = Vote(model.parameters())
+    model(torch.ones(2, 30)).sum().backward()
+    return calls(optimizer.step)
 
 
 def over_flower(folder: Path) -> None:
     flower.train(flower.grid_of(), 2, checkpoint=folder / "checkpoint.safetensors")
 
 
-ROUNDS: dict[str, Callable[[Path], None]] = {
-    "Simulator, one by one": lambda folder: simulated(folder, rounds=1, together=False),
-    "Simulator, joint pass": lambda folder: simulated(folder, rounds=2, together=True),
-    "torch.distributed": over_ranks,
-    "Flower": over_flower,
+ROUNDS: dict[str, Callable[[Path], Calls]] = {
+    "Simulator, one by one": lambda folder: calls(lambda: simulated(folder, rounds=1, together=False)),
+    "Simulator, joint pass": lambda folder: calls(lambda: simulated(folder, rounds=2, together=True)),
+    "torch.distributed": lambda folder: together(2, over_ranks, folder=folder)[0],
+    "Flower": lambda folder: calls(lambda: over_flower(folder)),
 }  # two rounds where the end of a way is in the next round
 
 
@@ -200,6 +198,6 @@ def first_missing(steps: list[Step], called: Iterator[tuple[str, str]]) -> Step 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_vote_goes_the_way_that_the_page_shows(engine: str, tmp_path: Path) -> None:
-    called = calls(lambda: ROUNDS[engine](tmp_path))
+    called = ROUNDS[engine](tmp_path)
     missing = first_missing(way(engine), iter(called))
     assert missing is None, f"{missing} is not called, or not after the steps before"
