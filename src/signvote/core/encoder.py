@@ -3,6 +3,7 @@
     m <- beta m + (1 - beta) g           momentum
     v = m + e                            the signal: its signs are sent, or those of its largest part
     e <- v - scale * signs sent          error feedback; scale is the mean of |v| where a sign was sent
+    v = m - a h                          instead, where votes are corrections: see corrections.py
 
 Zeros follow the zero rule. If the signal is not finite, the worker abstains for the round, and m and e stay the same.
 
@@ -13,8 +14,8 @@ workers as rows of a matrix. `Encoder` keeps what one worker must remember betwe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +31,13 @@ from signvote.core.bits import (
     sign_planes,
     unpack_signs,
 )
+from signvote.core.corrections import LEAK, believed, claims, corrected, scales
 from signvote.core.layout import Layout
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Coins, Planes
+
+if TYPE_CHECKING:
+    from signvote.core.rule import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +48,7 @@ class Encoding:
     zeros: Zeros = "coin"
     top: float | None = None  # the share of the coordinates that is voted on; None: all
     feedback: bool = False
+    corrects: bool = False  # votes are corrections of what the server believes: with the rule "mean"
 
     def __post_init__(self) -> None:
         check_zeros(self.zeros)
@@ -50,6 +56,14 @@ class Encoding:
             raise ConfigError(f"momentum is {self.momentum}; it must lie in [0, 1)")
         if self.top is not None and not 0 < self.top <= 1:
             raise ConfigError(f"top is {self.top}; it must lie in (0, 1]")
+        if self.corrects and (self.zeros != "coin" or self.top is not None or self.feedback):
+            raise ConfigError(
+                "corrections, which the rule 'mean' needs, are dense: use zeros='coin', top=None and feedback=False"
+            )
+
+    def suiting(self, rule: Rule) -> Encoding:
+        """The same, with votes as this rule needs them."""
+        return replace(self, corrects=rule.corrects)
 
     @property
     def needs_whole_vector(self) -> bool:
@@ -67,13 +81,11 @@ class Memory(NamedTuple):
 
     average: Tensor | None = None  # m
     residual: Tensor | None = None  # e
+    belief: Tensor | None = None  # h, float32
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Memory:
-        """Apply the same change to both tensors."""
-        return Memory(
-            average=None if self.average is None else change(self.average),
-            residual=None if self.residual is None else change(self.residual),
-        )
+        """Apply the same change to all tensors."""
+        return Memory(*(None if tensor is None else change(tensor) for tensor in self))
 
 
 class Encoded(NamedTuple):
@@ -113,6 +125,8 @@ def encode(
         signal = average
     if memory.residual is not None:
         signal = signal + memory.residual
+    if memory.belief is not None:
+        signal = signal - believed(memory.belief)
     planes, finite = sign_planes(signal, coin)
     if encoding.top is not None:
         planes, _ = sign_planes(_largest(signal, encoding.top), None)
@@ -123,7 +137,7 @@ def encode(
     return Encoded(
         planes=planes,
         finite=finite,
-        memory=Memory(average, residual),
+        memory=Memory(average, residual, memory.belief),
         signal=signal,
     )
 
@@ -194,19 +208,30 @@ class Encoder:
         self.batch_size = batch_size
         self.memory = Memory()
         self.abstained = ""  # why the last round had no signs, if it had none
+        self._claims: Tensor | None = None  # of the last round, if votes are corrections
 
     def encode(self, round: int, gradient: Tensor) -> Planes | None:
         """The signs of this round; None if the signal is not finite. With momentum, `gradient` becomes m."""
         check_number("round", round)
         coin = coin_for(self.encoding.zeros, self.run, round, self.worker_id)
-        self.memory = self.memory.map(lambda kept: kept.to(gradient))  # after a resume or a move of the model
+        self._prepare_memory(gradient)
         found = encode(gradient, self.memory, self.encoding, coin, out=gradient)
         if not found.finite:
             self.abstained = REASONS[NON_FINITE]
             return None
         self.abstained = ""
         self._keep(found.memory)
+        if self.encoding.corrects:
+            self._claims = claims(gradient, self.layout)
         return found.planes
+
+    def _prepare_memory(self, gradient: Tensor) -> None:
+        """Bring the memory to the gradient's device and type: after a resume, or a move of the model."""
+        average, residual, belief = self.memory.map(lambda kept: kept.to(gradient))
+        if self.encoding.corrects:
+            kept = torch.zeros_like(gradient) if self.memory.belief is None else self.memory.belief
+            belief = kept.to(gradient.device, torch.float32)
+        self.memory = Memory(average, residual, belief)
 
     def _keep(self, memory: Memory) -> None:
         """Copy the new average, which lies in the caller's gradient, into memory of our own."""
@@ -214,7 +239,28 @@ class Encoder:
         if average is not None:
             own = self.memory.average
             average = average.clone() if own is None else own.copy_(average)
-        self.memory = Memory(average, memory.residual)
+        self.memory = Memory(average, memory.residual, memory.belief)
+
+    def correct(self, planes: Planes | None, exponents: Tensor) -> None:
+        """Follow a decision on corrections: what the server believes of this worker now.
+
+        Args:
+            planes: that this worker sent, if they were counted.
+            exponents: of the scales agreed on.
+
+        """
+        belief = self.memory.belief
+        if belief is None:  # nothing was sent yet
+            return
+        n = self.layout.size
+        signs = None if planes is None else unpack_signs(planes, n).to(belief.device)
+        corrected(belief, signs, scales(exponents.to(belief.device), self.layout, 0, n))
+
+    def miss(self, rounds: int) -> None:
+        """Follow decisions that this worker did not hear of: what the server believed of it has leaked away since."""
+        belief = self.memory.belief
+        if belief is not None:
+            belief *= LEAK**rounds
 
     def ballot(self, round: int, planes: Planes | None) -> bytes:
         """The message with these signs; None: an abstention with its reason."""
@@ -227,6 +273,7 @@ class Encoder:
             round=round,
             run=self.run,
             batch_size=self.batch_size,
+            claims=None if self._claims is None else self._claims.cpu().numpy(),
         )
         if self.encoding.top is not None:
             ballot = ballot.thinned()

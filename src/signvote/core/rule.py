@@ -29,6 +29,7 @@ class Rule(ABC):
     """A way to decide from votes: see the module's docstring."""
 
     name: ClassVar[str]
+    corrects: ClassVar[bool] = False  # whether votes are corrections; see corrections.py
     remembers: ClassVar[int] = 100_000  # how many workers a server lets the rule know, unless it is told
     trust: Trust | None = None  # what the rule has learned; None: it learns nothing
 
@@ -55,6 +56,10 @@ class Rule(ABC):
 
         None: the rule has no weight per worker, or has not weighed these workers in this round.
         """
+        return None
+
+    def scale(self, voters: Voters) -> Tensor | None:
+        """The exponents that a decision on corrections carries, (tensors,) int8; None: votes are no corrections."""
         return None
 
     def own(self, ranges: Ranges) -> None:  # noqa: B027

@@ -7,6 +7,8 @@ weighted      sqrt(declared batch size), less if its record does not bear     O(
               it out; without declared sizes log((1-p)/p), in steps of two
 robust        sqrt(declared batch size) as far as it was borne out; shared    O(workers^2)
               by workers that err together, 0 for who contradicts the others
+mean          declared batch size; votes are corrections, and the mean      4 bytes per coordinate
+              of the gradients is decided (mean.py)
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from torch import Tensor
 from signvote.core.guard import GuardedTrust, Sample, contested, pair_counts
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
+from signvote.core.mean import Mean
 from signvote.core.pairs import hostile, sharing
 from signvote.core.rule import Per, Rule, WeightedRule
 from signvote.core.trust import FEW, CountTrust, Evidence, State
@@ -199,6 +202,7 @@ RULES: dict[str, type[Rule]] = {
         ItSignSGD,
         Weighted,
         Robust,
+        Mean,
     )
 }
 FORMER = {"pooled": "weighted", "known-batch": "weighted", "agreement": "robust"}  # names before 0.2

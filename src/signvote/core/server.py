@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from signvote.core.layout import Layout
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.core.trust import NOTHING, Evidence, State
-from signvote.core.vote import Voters, Votes, empty_decision, everywhere
+from signvote.core.vote import Voters, Votes, claims_of, empty_decision, everywhere
 from signvote.core.watch import Watch
 from signvote.errors import BallotError, ConfigError, StateError
 from signvote.formats import check_state, upgraded
@@ -92,7 +92,7 @@ class Server:
         min_voters: a round with fewer voters decides nothing: no parameter moves.
         remember: about how many workers trust is kept; those not seen for longest are forgotten first, but
             never a voter of the last round. None: as many as the rule can afford.
-        kinds: the forms of ballots that are accepted.
+        kinds: the forms of ballots that are accepted; None: all that the rule understands.
         options: keyword arguments of the named rule.
 
     >>> layout = Layout([("w", (3,))])
@@ -112,7 +112,7 @@ class Server:
         zeros: Zeros = "coin",
         min_voters: int = 1,
         remember: int | None = None,
-        kinds: Collection[Kind] = tuple(Kind),
+        kinds: Collection[Kind] | None = None,
         **options: object,
     ) -> None:
         check_zeros(zeros)
@@ -127,7 +127,13 @@ class Server:
         self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
         self.min_voters = min_voters
-        self.kinds = kinds
+        if self.rule.corrects and zeros != "coin":
+            raise ConfigError(f"zeros is {zeros!r}; the rule {self.rule.name!r} needs 'coin'")
+        self.kinds = (
+            [Kind.CORRECT] if self.rule.corrects else [kind for kind in Kind if kind is not Kind.CORRECT]
+        )
+        if kinds is not None:
+            self.kinds = [kind for kind in self.kinds if kind in kinds]
         self.remember = remember or self.rule.remembers
         self._seen: dict[int, None] = {}  # workers with trust, those seen last at the end
         self.last_round: int | None = None
@@ -194,13 +200,30 @@ class Server:
     def _message(self, decision: Planes, voters: list[Ballot]) -> bytes:
         """The decision as a ballot of the server."""
         assert self.last_round is not None
-        signed = Ballot.cast(self.layout, decision, worker=SERVER, round=self.last_round, run=self.run)
+        signed = Ballot.cast(
+            self.layout,
+            decision,
+            worker=SERVER,
+            round=self.last_round,
+            run=self.run,
+            **self._correction(voters),
+        )
         message = signed.to_bytes()
         has_sparse_votes = any(ballot.kind is Kind.SPARSE for ballot in voters)
         is_empty = signed.count == 0
         if signed.support is None or not (has_sparse_votes or is_empty):
             return message
         return min(message, signed.thinned().to_bytes(), key=len)  # few votes, few decisions
+
+    def _correction(self, voters: list[Ballot]) -> dict[str, Any]:
+        """What a decision on corrections tells workers, so that they know what is believed of them."""
+        if len(voters) < self.min_voters or not self.rule.corrects:
+            return {}
+        counted = tuple(ballot.worker for ballot in voters)
+        sizes = tuple(ballot.batch_size for ballot in voters)
+        exponents = self.rule.scale(Voters(workers=counted, batch_sizes=sizes, claims=claims_of(voters)))
+        assert exponents is not None
+        return {"claims": exponents.numpy(), "counted": counted}
 
     def decide_planes(self, round: int, votes: Votes) -> Planes:
         """Decide one round from votes that are stacked on a device, sorted by worker, without waiting for it.

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -114,6 +115,7 @@ class Voters:
 
     workers: tuple[int, ...]
     batch_sizes: tuple[int, ...] = ()  # one for each worker, 0: not declared; (): no worker declares one
+    claims: Tensor | None = None  # (workers, tensors) int8, of votes that are corrections: see corrections.py
 
     def __post_init__(self) -> None:
         if not self.batch_sizes:
@@ -150,7 +152,14 @@ class Votes(Voters):
             planes=Planes(signs, support),
             n=n,
             first=first,
+            claims=claims_of(ballots),
         )
+
+
+def claims_of(ballots: Sequence[Ballot]) -> Tensor | None:
+    """The claims of ballots that are corrections, stacked; None if they are none."""
+    rows = [ballot.claims for ballot in ballots if ballot.claims is not None]
+    return torch.from_numpy(np.stack(rows)) if rows else None
 
 
 def _stacked_support(ballots: Sequence[Ballot], at: slice, n: int) -> Tensor | None:

@@ -47,6 +47,7 @@ class Worker:
             `ballot` if it changes.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
+        corrects: votes are corrections: with the rule "mean".
         decay: weight decay; every worker has the parameters, so it needs no vote.
         encoding: momentum, zeros, top and feedback as one object, instead of these.
 
@@ -69,6 +70,7 @@ class Worker:
         batch_size: int = 0,
         top: float | None = None,
         feedback: bool = False,
+        corrects: bool = False,
         decay: float = 0.0,
         encoding: Encoding | None = None,
     ) -> None:
@@ -77,10 +79,10 @@ class Worker:
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
         if encoding is None:
-            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
+            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback, corrects=corrects)
         self.encoder = Encoder(self.layout, worker_id, encoding, run=run, batch_size=batch_size)
         self.decay = decay
-        self.applied_round: int | None = None  # set it by hand after copying the parameters of another worker
+        self._applied: int | None = None
         self._learning = [name for name, p in self.parameters.items() if p.requires_grad]
         self._sent: Sent | None = None
         self._flat: Tensor | None = None
@@ -100,6 +102,18 @@ class Worker:
     def batch_size(self, batch_size: int) -> None:
         check_batch_size(batch_size)
         self.encoder.batch_size = batch_size
+
+    @property
+    def applied_round(self) -> int | None:
+        """The round of the last decision applied. Set it after copying the parameters of another worker."""
+        return self._applied
+
+    @applied_round.setter
+    def applied_round(self, round: int | None) -> None:
+        missed = (round or 0) - (self._applied or 0)
+        if missed > 0:
+            self.encoder.miss(missed)
+        self._applied = round
 
     @property
     def abstained(self) -> str:
@@ -156,7 +170,18 @@ class Worker:
         self._check_frozen()
         self._warn_of_rounding(step)
         apply_decision(self.parameters, signed, step, self.decay)
-        self.applied_round = signed.round
+        self._correct(signed)
+        self._applied = signed.round
+
+    def _correct(self, decision: Ballot) -> None:
+        """Follow what the server believes of this worker, if votes are corrections."""
+        if decision.claims is None:
+            return
+        planes = None
+        is_last = self._sent is not None and self._sent.round == decision.round
+        if self._sent is not None and is_last and self.worker_id in decision.counted:
+            planes = parse(self._sent.message, layout=self.layout, run=self.encoder.run).planes()
+        self.encoder.correct(planes, torch.from_numpy(decision.claims.copy()))
 
     def _warn_of_rounding(self, step: float) -> None:
         """Warn once if a parameter of 16 bits is so large that the step is lost to rounding."""
@@ -182,6 +207,7 @@ class Worker:
             "applied_round": self.applied_round,
             "average": _copy(self.encoder.memory.average),
             "residual": _copy(self.encoder.memory.residual),
+            "belief": _copy(self.encoder.memory.belief),
             "ballot": None if self._sent is None else _to_tensor(self._sent.message),
         }
 
@@ -190,9 +216,10 @@ class Worker:
         check_state(upgraded(state, "a worker's state", VERSION), **self._identity())
         average = self._memory_in(state, "average")
         residual = self._memory_in(state, "residual")
+        belief = self._memory_in(state, "belief")
         sent = self._ballot_in(state)
-        self.applied_round = state["applied_round"]
-        self.encoder.memory = Memory(average, residual)
+        self._applied = state["applied_round"]
+        self.encoder.memory = Memory(average, residual, belief)
         self.encoder.abstained = "" if sent is None else REASONS[sent.reason]
         self._sent = None if sent is None else Sent(sent.round, sent.to_bytes())
 

@@ -114,6 +114,9 @@ class Backend(Protocol):
         where just one of both is missing +1, or +2 if `zero_is_symbol`. Returns the same counts as `vote_`.
         """
 
+    def tally(self, votes: Planes, weights: Tensor, n: int) -> Tensor:
+        """sum_m weights[m] Y[m] at n coordinates, (n,) int32 (paper, eq. 3, without the sign)."""
+
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
         """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""
 

@@ -148,6 +148,21 @@ def vote_(
     return _summed(counts, len(weights))
 
 
+def tally(votes: Planes, weights: Tensor, n: int) -> Tensor:
+    """Word by word. `reference` does votes with abstentions."""
+    if votes.support is not None:
+        return reference.tally(votes, weights, n)
+    words = words_for(n)
+    total = torch.zeros(words * WORD, dtype=torch.int32)
+    signs, _ = _arrays(votes, 2)
+
+    def work(lo: int, hi: int) -> None:
+        loops.tally(total.numpy(), signs, weights.numpy(), lo, hi)
+
+    _threaded(work, words)
+    return total[:n]
+
+
 def _padded(planes: Planes, low: int, high: int) -> Planes:
     """A copy of words low to high, filled up to a block."""
     missing = BLOCK - (high - low)

@@ -262,6 +262,9 @@ def _count_(counts: Tensor, out: Planes, votes: Planes, slots: Tensor | None, sp
     )
 
 
+tally = reference.tally
+
+
 def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
     """All pairs of a block of workers with another in one pass."""
     device = votes.signs.device

@@ -219,3 +219,16 @@ def step_(
             up = np.uint8(positive >> by)
             moves = np.uint8(voted >> by)
             step_where(x, w * 64 + 8 * q, up, moves, step, keep)
+
+
+@compiled
+def tally(total: Array, signs: Words, weights: Array, lo: int, hi: int) -> None:
+    """Add weights where a sign is set, and subtract them where it is not."""
+    for at in range(lo, hi):
+        sums = total[at * 64 : at * 64 + 64]
+        for m in range(len(weights)):
+            word = signs[m, at]
+            weight = weights[m]
+            for lane in range(64):
+                is_set = np.int32((word >> np.uint64(lane)) & np.uint64(1))
+                sums[lane] += weight * (2 * is_set - np.int32(1))

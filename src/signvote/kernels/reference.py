@@ -143,6 +143,16 @@ def vote_(
     return differs.sum(1), cast.sum(1)
 
 
+def tally(votes: Planes, weights: Tensor, n: int) -> Tensor:
+    """Worker by worker, so that M vectors of numbers never exist at once."""
+    total = torch.zeros(n, dtype=torch.int32, device=votes.signs.device)
+    for m, weight in enumerate(weights.to(total)):
+        mine = votes.map(lambda plane: plane[m])  # noqa: B023
+        y = 2 * unpack(mine.signs, n).to(torch.int32) - 1
+        total += weight * (y * _bits(mine.support, mine.signs, n))
+    return total
+
+
 def vote_by_coordinate_(
     out: Planes, votes: Planes, weights: CoordinateWeights, coin: Coin | None, n: int
 ) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
+from signvote.core.rules import RULES
 from signvote.core.server import Server
 from signvote.sim.attacks import parse_attack
 from signvote.sim.config import YARDSTICKS, Config
@@ -27,8 +28,9 @@ Workshop = dict[Any, JointPass]  # a cache of captured graphs, for consecutive r
 def make_assignment(config: Config, task: Task) -> Assignment:
     """The work of a run."""
     parts = split(task.train.labels, config.workers, config.split, config.seed)
-    names = [field.name for field in fields(Encoding)]
-    encoding = Encoding(**{name: getattr(config, name) for name in names})
+    names = [field.name for field in fields(Encoding) if field.name != "corrects"]
+    corrects = config.rule in RULES and RULES[config.rule].corrects
+    encoding = Encoding(**{name: getattr(config, name) for name in names}, corrects=corrects)
     if config.rule == "adamw":  # its server averages
         encoding = replace(encoding, momentum=0.0)
     return Assignment(

@@ -38,6 +38,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "adam": None if run.adam is None else run.adam.state_dict(),
         "averages": [memory.average for memory in memories],
         "residuals": [memory.residual for memory in memories],
+        "beliefs": [memory.belief for memory in memories],
         "decision": None if run.last_decision is None else list(run.last_decision),
         "history": run.history,
         "seconds": run.seconds,
@@ -98,8 +99,8 @@ def _lists(history: Any) -> Any:
 
 def _load(run: Run, state: dict[str, Any]) -> None:
     memories = [
-        Memory(_memory(run, average), _memory(run, residual))
-        for average, residual in zip(state["averages"], state["residuals"], strict=True)
+        Memory(*(_memory(run, kept) for kept in kinds))
+        for kinds in zip(state["averages"], state["residuals"], _beliefs(state), strict=True)
     ]
     decision = state["decision"]
     last_decision = None if decision is None else Planes(*decision)
@@ -123,6 +124,13 @@ def _load(run: Run, state: dict[str, Any]) -> None:
     run.phases.seconds = seconds
     run.machines = state["machines"]
     run.last_decision = last_decision
+
+
+def _beliefs(state: dict[str, Any]) -> list[Tensor | None]:
+    """Of each worker; earlier versions had none."""
+    nothing: list[Tensor | None] = [None] * len(state["averages"])
+    beliefs: list[Tensor | None] = state.get("beliefs", nothing)
+    return beliefs
 
 
 def _memory(run: Run, kept: Tensor | None) -> Tensor | None:

@@ -172,8 +172,18 @@ class OneByOne(Workers):
         bytes_down = len(message) * len(ballots)
         self._sent = (bytes_up, bytes_down)
         decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
+        if decision.claims is not None:
+            self._correct(votes, decision.counted, torch.from_numpy(decision.claims.copy()))
         device = self.gradients.x.device
         return decision.planes().map(lambda plane: plane.to(device))
+
+    def _correct(self, votes: Votes, counted: Sequence[int], exponents: Tensor) -> None:
+        """Have all workers follow what the server believes of them, those that are absent included."""
+        rows = {m: row for row, m in enumerate(votes.workers) if m in counted}
+        for m, encoder in enumerate(self.encoders):
+            row = rows.get(m)
+            planes = None if row is None else votes.planes.map(lambda plane: plane[row])  # noqa: B023
+            encoder.correct(planes, exponents)
 
     def _ballot(self, t: int, votes: Votes, row: int) -> bytes:
         """The message of one voter; an attacker may declare another batch size."""

@@ -29,7 +29,7 @@ from signvote.core.layout import Layout
 from signvote.core.rule import Ranges, Rule
 from signvote.core.server import RoundReport, Server, vote_in_chunks
 from signvote.core.trust import NOTHING, Evidence, State
-from signvote.core.vote import Votes, empty_decision
+from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.engines.ddp import drift
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
@@ -101,7 +101,7 @@ class Poll:
         self.parameters = parameters
         self.server = server
         self.team = team
-        self.encoding = encoding
+        self.encoding = encoding = encoding.suiting(server.rule)
         self.check_every = transport.check_every
         settings = settings_of(
             server, encoding, chunk=transport.chunk, check_every=transport.check_every
@@ -183,11 +183,14 @@ class Poll:
         self.sender.put_missing()
         self.exchange.wait()
         mine = self._status(batch_size, seconds, used)
-        statuses = gathered(mine, used, self.exchange, self.team.everyone)
+        claimed = self.sender.claims(self.layout)
+        statuses = gathered(mine, used, claimed, self.exchange, self.team.everyone)
         workers = self._compared(statuses)
         voters = [rank for rank in self.handshake.by_worker if workers[rank].votes]
+        voting = None
         if len(voters) >= self.server.min_voters:
-            decision, evidence = self._vote(voters)
+            voting = self._voting(voters, statuses.claims)
+            decision, evidence = self._vote(voters, voting)
         else:  # nothing moves, as all ranks know
             decision = empty_decision(self.placement.size, None, self.exchange.device)
             evidence = NOTHING
@@ -198,6 +201,9 @@ class Poll:
         self.team.name_stage(f"round {self.round + 1}")
         if workers[self.team.voters.rank].votes:
             self.sender.keep_memory()
+        if voting is not None and voting.claims is not None:
+            is_counted = self.worker_id in voting.workers
+            self.sender.correct(self.server.rule.scale(voting), self.layout, is_counted=is_counted)
         self.begin()
         self._tell()
         return Outcome(decision, statuses.used, [status.nanoseconds / 1e9 for status in workers])
@@ -228,11 +234,19 @@ class Poll:
         self._check_digests(digests, shards, f"round {self.round + 1}")
         return workers
 
-    def _vote(self, voters: list[int]) -> tuple[Planes, Evidence]:
+    def _voting(self, ranks: list[int], claims: Tensor) -> Voters:
+        """The workers of these ranks, and what they declare and claim."""
+        return Voters(
+            workers=tuple(self.handshake.ids[rank] for rank in ranks),
+            batch_sizes=tuple(self.batch_sizes[rank] for rank in ranks),
+            claims=claims[ranks] if self.encoding.corrects else None,
+        )
+
+    def _vote(self, ranks: list[int], voters: Voters) -> tuple[Planes, Evidence]:
         """Decide this rank's pieces; share the decisions, and the evidence of all ranks."""
         mine = vote_in_chunks(
             self.server.rule,
-            self._pieces(voters),
+            self._pieces(ranks, voters),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
         if self.team.voters.world == 1:
@@ -255,17 +269,17 @@ class Poll:
             total = self.exchange.gather(counts).sum(0).cpu()
         return decision, total
 
-    def _pieces(self, voters: list[int]) -> Iterator[tuple[Planes, Votes]]:
+    def _pieces(self, ranks: list[int], voters: Voters) -> Iterator[tuple[Planes, Votes]]:
         """The pieces that this rank decides: for each the buffer for its decision, and the votes on it."""
-        workers = tuple(self.handshake.ids[rank] for rank in voters)
-        sizes = tuple(self.batch_sizes[rank] for rank in voters)
-        for piece in pieces(self.placement, self.exchange, voters):
+        claims = None if voters.claims is None else voters.claims.to(self.exchange.group.device)
+        for piece in pieces(self.placement, self.exchange, ranks):
             votes = Votes(
-                workers=workers,
+                workers=voters.workers,
                 planes=piece.votes,
                 n=piece.n,
                 first=piece.first,
-                batch_sizes=sizes,
+                batch_sizes=voters.batch_sizes,
+                claims=claims,
             )
             yield piece.decision, votes
 
@@ -316,6 +330,7 @@ class Poll:
             "worker": self.worker_id,
             "average": memory.average,
             "residual": memory.residual,
+            "belief": memory.belief,
             "server": self.server.state_dict(),
         }
 
@@ -328,7 +343,7 @@ class Poll:
         self.resume(*(state["server"] for state in states))
         for state in states:
             if state["worker"] == self.worker_id:
-                self.sender.load_memory(Memory(state["average"], state.get("residual")))
+                self.sender.load_memory(Memory(state["average"], state.get("residual"), state.get("belief")))
 
     def resume(self, *servers: State) -> None:
         """Resume from the states of the servers of all ranks, without memory of earlier gradients."""
@@ -355,6 +370,8 @@ def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, enc
     """Where this rank's coordinates lie."""
     if team.shards is None:
         return Placement.of(layout)
+    if encoding.corrects:
+        raise ConfigError("rule 'mean' is not supported with sharded parameters; use 'weighted'")
     if encoding.needs_whole_vector:
         raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
     return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))

@@ -8,7 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from signvote.core.bits import unpack_signs
+from signvote.core.corrections import claims, corrected, scales
 from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
+from signvote.core.layout import Layout
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients
 from signvote.engines.ddp.placement import Part, Placement, Span
@@ -43,11 +46,13 @@ class Sender:
         self.scale = 1.0  # of this round's gradients: AMP's
         self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
         self._coin: Coin | None = None
+        self._spans: list[Span] = []  # that were encoded in this round
         self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
 
     def begin(self, coin: Coin | None) -> None:
         """Wait for the gradients of a new round, whose zeros get this coin."""
         self._coin = coin
+        self._spans = []
         self._encoded = []
         self._complete: set[int] = set()  # chunks that are not sent yet
         self._next = self.exchange.shares.chunks - 1
@@ -129,7 +134,9 @@ class Sender:
         chunks = [self.exchange.shares.chunk(number) for number in numbers]
         start = chunks[0].start
         stop = chunks[-1].stop
-        encoded = [self._encode(span) for span in self.placement.spans(start, stop)]
+        spans = list(self.placement.spans(start, stop))
+        encoded = [self._encode(span) for span in spans]
+        self._spans += spans
         self._encoded += encoded
         planes = _joined([each.planes for each in encoded])
         for number, chunk in zip(numbers, chunks, strict=True):
@@ -159,7 +166,8 @@ class Sender:
         vector = self.gradients.vector
         average = torch.zeros_like(vector) if self.encoding.momentum else None
         residual = torch.zeros_like(vector) if self.encoding.feedback else None
-        return Memory(average, residual)
+        belief = torch.zeros_like(vector, dtype=torch.float32) if self.encoding.corrects else None
+        return Memory(average, residual, belief)
 
     def keep_memory(self) -> None:
         """Keep what this round added. The new average is in the gradients' vector: swap the two."""
@@ -167,7 +175,24 @@ class Sender:
         if average is not None:
             self.gradients.vector, average = average, self.gradients.vector
         residual = self._encoded[0].memory.residual if self._encoded else None
-        self.memory = Memory(average, residual)
+        self.memory = Memory(average, residual, self.memory.belief)
+
+    def claims(self, layout: Layout) -> Tensor:
+        """What this rank claims in this round, (tensors,) int8 on the CPU; nothing unless votes are corrections."""
+        if not self.encoding.corrects:
+            return torch.zeros(0, dtype=torch.int8)
+        return claims(self.gradients.vector, layout).cpu()
+
+    def correct(self, exponents: Tensor | None, layout: Layout, *, is_counted: bool) -> None:
+        """Follow what the server believes of this worker, after a decision on corrections."""
+        belief = self.memory.belief
+        assert belief is not None
+        assert exponents is not None
+        for span, encoded in zip(self._spans, self._encoded, strict=True):
+            n = span.stop - span.start
+            signs = unpack_signs(encoded.planes, n) if is_counted else None
+            scale = scales(exponents.to(belief.device), layout, span.first, n)
+            corrected(belief[span.start : span.stop], signs, scale)
 
     def load_memory(self, saved: Memory) -> None:
         """Copy what is saved into the memory."""

@@ -31,6 +31,7 @@ class Statuses(NamedTuple):
 
     ranks: list[Status]
     used: list[bool]  # which parameters have a gradient on some rank
+    claims: Tensor  # (ranks, tensors) int8 of votes that are corrections; no tensors otherwise
 
     def of_voters(self, handshake: Handshake) -> list[Status]:
         """The status of each voter: of all ranks of its worker together."""
@@ -50,16 +51,29 @@ class Statuses(NamedTuple):
         )
 
 
-def gathered(mine: Status, used: Sequence[bool], exchange: Exchange, group: Group) -> Statuses:
-    """The status of every rank, and the parameters that some rank has a gradient of."""
+def gathered(
+    mine: Status, used: Sequence[bool], claims: Tensor, exchange: Exchange, group: Group
+) -> Statuses:
+    """The status of every rank, the parameters that some rank has a gradient of, and what workers claim."""
     if group.world == 1:
-        return Statuses([mine], list(used))
+        return Statuses([mine], list(used), claims[None])
+    numbers = torch.tensor(mine)
     bits = pack(torch.tensor(used, dtype=torch.bool))
-    sent = torch.cat([torch.tensor(mine), bits])
+    sent = torch.cat([numbers, bits, _as_words(claims)])
     rows: Tensor = exchange.gather(sent, group).cpu()
-    ranks = [Status(*row) for row in rows[:, : len(mine)].tolist()]
+    its_numbers = rows[:, : len(numbers)]
+    its_bits = rows[:, len(numbers) : len(numbers) + len(bits)]
+    its_claims = rows[:, len(numbers) + len(bits) :]
+    ranks = [Status(*row) for row in its_numbers.tolist()]
     rounds = [status.round for status in ranks]
     if len(set(rounds)) > 1:
         raise EngineError(f"ranks are in different rounds: {rounds}")
-    by_rank = unpack(rows[:, len(mine) :], len(used))
-    return Statuses(ranks, by_rank.any(0).tolist())
+    by_rank = unpack(its_bits, len(used))
+    claimed = its_claims.contiguous().view(torch.int8)[:, : len(claims)]
+    return Statuses(ranks, by_rank.any(0).tolist(), claimed)
+
+
+def _as_words(numbers: Tensor) -> Tensor:
+    """Numbers of 8 bits in words of 64, padded with zeros."""
+    missing = -len(numbers) % 8
+    return torch.nn.functional.pad(numbers, (0, missing)).view(torch.int64)

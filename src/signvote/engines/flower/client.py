@@ -39,7 +39,7 @@ from signvote.errors import BallotError, StateError
 WORKER = "signvote.worker"
 AVERAGES = "signvote.averages"
 
-TENSORS = ("average", "residual", "ballot")  # entries of a worker's state that an ArrayRecord holds
+TENSORS = ("average", "residual", "belief", "ballot")  # entries of a worker's state that an ArrayRecord holds
 
 Instruction = dict[str, Any]
 

@@ -116,6 +116,7 @@ class SignVote(Strategy):
         if encoding is None:
             encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
         self.server = Server(layout, rule, run=run, zeros=encoding.zeros, min_voters=min_voters, **options)
+        encoding = encoding.suiting(self.server.rule)
         self.step = step
         self.decay = decay
         self.min_nodes = min_nodes

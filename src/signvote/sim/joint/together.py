@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from signvote.core.ballot import HEADER
-from signvote.core.bits import bytes_for, coin_for
+from signvote.core.bits import bytes_for, coin_for, unpack_signs
+from signvote.core.corrections import claims, corrected, scales
 from signvote.core.encoder import Encoded, Memory, encode
 from signvote.core.server import Server
 from signvote.core.sparse import body_bytes
@@ -29,7 +30,8 @@ class Together(Workers):
         self.joint = joint
         average = torch.zeros_like(joint.matrix) if work.encoding.momentum else None
         residual = torch.zeros_like(joint.matrix) if work.encoding.feedback else None
-        self.memory = Memory(average, residual)
+        belief = torch.zeros_like(joint.matrix) if work.encoding.corrects else None
+        self.memory = Memory(average, residual, belief)
         self._signals = joint.matrix
         self._arrive: Callable[[], tuple[int, int]] | None = None  # bytes of the last round
 
@@ -55,6 +57,7 @@ class Together(Workers):
             n=self.layout.size,
             batch_sizes=tuple(batch_sizes[m] for m in voters),
             present=found.finite,
+            claims=claims(self._signals, self.layout) if self.work.encoding.corrects else None,
         )
 
     def _compute(self, t: int) -> None:
@@ -95,7 +98,7 @@ class Together(Workers):
         after = found.memory
         average = kept(mine.average, before.average, after.average)
         residual = kept(mine.residual, before.residual, after.residual)
-        return Memory(average, residual)
+        return Memory(average, residual, mine.belief)
 
     def signals(self) -> Tensor:
         """See Workers."""
@@ -105,9 +108,30 @@ class Together(Workers):
         """See Workers. The votes stay on the device; their bytes are counted there."""
         with self.phases.timed("server"):
             decision = server.decide_planes(t, votes)
+        if votes.claims is not None:
+            self._correct(votes, server)
         sparse = self.work.encoding.top is not None
         self._arrive = bytes_sent(votes, decision, sparse=sparse)
         return decision
+
+    def _correct(self, votes: Votes, server: Server) -> None:
+        """Have all workers follow what the server believes of them, unless too few voted."""
+        belief = self.memory.belief
+        present = votes.present
+        assert belief is not None
+        assert present is not None
+        if not len(votes.workers):
+            return
+        is_decided = present.sum() >= server.min_voters
+        exponents = server.rule.scale(votes)
+        assert exponents is not None
+        signs = torch.zeros(belief.shape, dtype=torch.int8, device=belief.device)
+        rows = self._rows(votes.workers)
+        sent = unpack_signs(votes.planes, votes.n) * present[:, None]
+        signs[slice(None) if rows is None else rows] = sent
+        after = belief.clone()
+        corrected(after, signs, scales(exponents, self.layout, 0, votes.n))
+        belief.copy_(torch.where(is_decided, after, belief))
 
     def bytes_sent(self) -> tuple[int, int]:
         """See Workers."""
@@ -155,11 +179,16 @@ def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], 
         body = torch.minimum(body, _body_bytes(decided, votes.n, sparse=True))
     if decision.support is not None:
         body = body * decision.support.any()  # nothing decided is a header alone
-    arrive = download(ballots.sum(), body)
+    present = torch.ones(len(votes.workers)) if votes.present is None else votes.present
+    claimed = 0 if votes.claims is None else votes.claims.shape[1]  # bytes
+    arrive = download(ballots.sum(), body, present.sum())
 
     def arrived() -> tuple[int, int]:
-        sent, each = (int(count) for count in arrive())
+        sent, each, voters = (int(count) for count in arrive())
         workers = len(votes.workers)
+        sent += voters * claimed
+        if claimed and each:
+            each += claimed + 8 * voters
         up = workers * HEADER.size + sent
         down = workers * (HEADER.size + each)
         return up, down
