@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from signvote.core.ballot import Ballot
     from signvote.core.encoder import Encoding
     from signvote.core.layout import Layout
+    from signvote.core.report import RoundReport
     from signvote.core.rule import Rule, WeightedRule
     from signvote.core.rules import RULES
-    from signvote.core.server import RoundReport, Server
+    from signvote.core.server import Server
     from signvote.core.trust import CountTrust, Evidence, Trust
     from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, scaled
     from signvote.core.worker import Worker
@@ -82,7 +83,7 @@ _HOMES = {
     "Evidence": "signvote.core.trust",
     "Layout": "signvote.core.layout",
     "Planes": "signvote.kernels",
-    "RoundReport": "signvote.core.server",
+    "RoundReport": "signvote.core.report",
     "Rule": "signvote.core.rule",
     "Server": "signvote.core.server",
     "Trust": "signvote.core.trust",

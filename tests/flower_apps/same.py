@@ -18,6 +18,7 @@ COMMON = {"task": "mnist-10k", "model": "mlp", "rounds": 20, "batch_sizes": (4, 
 CONFIGS = [
     Config(rule="weighted", recipe="tuned", seed=1, **COMMON),  # type: ignore[arg-type]  # coins, momentum, cosine
     Config(rule="it-signsgd", recipe="paper", seed=2, options={"warmup": 5}, **COMMON),  # type: ignore[arg-type]
+    Config(rule="mean", recipe="tuned", seed=3, **COMMON),  # type: ignore[arg-type]
 ]
 
 client = ClientApp()

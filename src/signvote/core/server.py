@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import index
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from signvote.core.ballot import REASONS, Ballot, Kind, parse
+from signvote.core.ballot import Ballot, Kind, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.layout import Layout
+from signvote.core.report import Admitted, Refusal, RoundReport
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.core.trust import NOTHING, Evidence, State
@@ -26,47 +28,6 @@ Ballots = Mapping[int, bytes] | Iterable[tuple[int, bytes]]
 
 VERSION = 2
 STACK_BYTES = 2**22  # ballots are stacked and decided in chunks of about this size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """A ballot that was not counted."""
-
-    worker: int  # as the transport knows it
-    reason: str  # one word
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundReport:
-    """What happened in one round."""
-
-    round: int
-    voters: tuple[int, ...] = ()
-    abstained: dict[int, str] = field(default_factory=dict)  # worker -> why
-    refused: tuple[Refusal, ...] = ()
-    disagreement: dict[int, float] = field(default_factory=dict)  # voter -> share of votes overruled
-    is_decided: bool = True  # False: too few voted, so nothing moves and nothing is learned
-    notices: tuple[str, ...] = ()  # what `Watch` noticed in this round, a sentence each
-
-
-@dataclass(frozen=True, kw_only=True)
-class Admitted:
-    """The ballots of a round, parsed: sorted by worker, so that the order of arrival changes nothing."""
-
-    round: int
-    ballots: tuple[Ballot, ...] = ()
-    refused: tuple[Refusal, ...] = ()
-
-    @property
-    def voters(self) -> list[Ballot]:
-        """The ballots that vote."""
-        return [ballot for ballot in self.ballots if not ballot.reason]
-
-    @property
-    def abstained(self) -> dict[int, str]:
-        """The workers that abstain, and why."""
-        return {ballot.worker: REASONS[ballot.reason] for ballot in self.ballots if ballot.reason}
 
 
 class Arriving(NamedTuple):
@@ -200,13 +161,15 @@ class Server:
     def _message(self, decision: Planes, voters: list[Ballot]) -> bytes:
         """The decision as a ballot of the server."""
         assert self.last_round is not None
+        exponents = self._exponents(voters)
         signed = Ballot.cast(
             self.layout,
             decision,
             worker=SERVER,
             round=self.last_round,
             run=self.run,
-            **self._correction(voters),
+            claims=None if exponents is None else exponents.numpy(),
+            counted=() if exponents is None else tuple(ballot.worker for ballot in voters),
         )
         message = signed.to_bytes()
         has_sparse_votes = any(ballot.kind is Kind.SPARSE for ballot in voters)
@@ -215,15 +178,17 @@ class Server:
             return message
         return min(message, signed.thinned().to_bytes(), key=len)  # few votes, few decisions
 
-    def _correction(self, voters: list[Ballot]) -> dict[str, Any]:
-        """What a decision on corrections tells workers, so that they know what is believed of them."""
-        if len(voters) < self.min_voters or not self.rule.corrects:
-            return {}
-        counted = tuple(ballot.worker for ballot in voters)
-        sizes = tuple(ballot.batch_size for ballot in voters)
-        exponents = self.rule.scale(Voters(workers=counted, batch_sizes=sizes, claims=claims_of(voters)))
-        assert exponents is not None
-        return {"claims": exponents.numpy(), "counted": counted}
+    def _exponents(self, voters: list[Ballot]) -> Tensor | None:
+        """The scales by which workers follow what is believed of them; None unless corrections were decided."""
+        if not self.rule.corrects or len(voters) < self.min_voters:
+            return None
+        return self.rule.scale(
+            Voters(
+                workers=tuple(ballot.worker for ballot in voters),
+                batch_sizes=tuple(ballot.batch_size for ballot in voters),
+                claims=claims_of(voters),
+            )
+        )
 
     def decide_planes(self, round: int, votes: Votes) -> Planes:
         """Decide one round from votes that are stacked on a device, sorted by worker, without waiting for it.

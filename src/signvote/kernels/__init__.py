@@ -115,7 +115,7 @@ class Backend(Protocol):
         """
 
     def tally(self, votes: Planes, weights: Tensor, n: int) -> Tensor:
-        """sum_m weights[m] Y[m] at n coordinates, (n,) int32 (paper, eq. 3, without the sign)."""
+        """sum_m weights[m] Y[m] at n coordinates, (n,) int32: what `vote_` takes the sign of (paper, eq. 3)."""
 
     def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
         """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""

@@ -26,8 +26,9 @@ from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
 from signvote.core.encoder import Encoding, Memory
 from signvote.core.layout import Layout
+from signvote.core.report import RoundReport
 from signvote.core.rule import Ranges, Rule
-from signvote.core.server import RoundReport, Server, vote_in_chunks
+from signvote.core.server import Server, vote_in_chunks
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.engines.ddp import drift

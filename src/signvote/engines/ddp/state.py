@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from signvote.core.bits import Zeros
 from signvote.core.encoder import Encoding, check_batch_size
 from signvote.core.layout import Layout, trainable
+from signvote.core.report import RoundReport
 from signvote.core.rule import Rule
 from signvote.core.samples import SampleCount
-from signvote.core.server import RoundReport, Server
+from signvote.core.server import Server
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.gradients import Bucket

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from signvote.core.server import RoundReport
+from signvote.core.report import RoundReport
 
 log = logging.getLogger("flwr")  # Flower's own
 

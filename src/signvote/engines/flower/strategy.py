@@ -25,8 +25,9 @@ from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
+from signvote.core.report import Admitted
 from signvote.core.rule import Rule
-from signvote.core.server import Admitted, Server
+from signvote.core.server import Server
 from signvote.core.worker import apply_decision
 from signvote.engines.flower.logs import log, log_round
 from signvote.engines.flower.progress import Decision, Progress
