@@ -24,7 +24,7 @@ EXPONENTS = (-126, 127)  # of the powers of two that are normal float32
 
 
 def believed(belief: Tensor) -> Tensor:
-    """A h: what is left of a belief in the next round."""
+    """What is left of a belief in the next round: a h."""
     return belief * LEAK
 
 
@@ -71,7 +71,7 @@ def _overlap(segment: Segment, first: int, stop: int) -> int:
 
 
 def corrected(belief: Tensor, signs: Tensor | None, scale: Tensor) -> None:
-    """H <- a h + S b after a decision, in place; without S b if the ballot was not counted.
+    """Follow a decision, in place: h <- a h + S b, without S b if the ballot was not counted.
 
     Args:
         belief: h, (..., n).
