@@ -95,11 +95,10 @@ class Train(Where):
         trackers = [tracker(self.out) for tracker in self.trackers()]
         task = load_task(config.task, self.data_dir, config.model)
         with progress_bars() as progress:
-            bar = progress.add_task(config.rule, total=config.rounds, accuracy="")
+            bar = progress.add_task(config.rule, total=config.rounds, reading="")
 
             def watch(run: Run) -> None:
-                accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
-                progress.update(bar, completed=run.round, accuracy=accuracy)
+                progress.update(bar, completed=run.round, reading=run.reading())
 
             result = train(
                 config, task, self.out, resume=self.resume, watch=watch, machine=machine, trackers=trackers
@@ -212,7 +211,7 @@ class Report:
     out: Out = Path("runs/report")
     """Folder for the page."""
     baseline: str = "majority"
-    """Rule to compare the others with: their leads are in points of accuracy, paired by seed."""
+    """Rule to compare the others with: their leads are in points, or in the unit of the metric, paired by seed."""
 
     def run(self) -> None:
         """Run the command."""

@@ -18,6 +18,7 @@ from threading import Event, Thread
 from typing import Any
 
 from signvote.errors import ConfigError, StateError
+from signvote.metrics import metrics_of
 from signvote.results import Result, Results, add, identity, identity_of, read, results_file, results_of
 from signvote.settings import SETTINGS, unusual
 from signvote.sim.config import Config
@@ -27,7 +28,7 @@ from signvote.sim.run import Run
 from signvote.sim.tracking import Tracker
 from signvote.tasks import Task, load_task
 
-Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
+Watch = Callable[[int, int, str], None]  # number of the run, rounds done, its first metric as text
 SECONDS_BETWEEN_NEWS = 0.2
 LONGEST_NAME = 255  # bytes that file systems accept
 DIGEST_LENGTH = 16
@@ -42,7 +43,7 @@ def compare(
     data_dir: Path | None = None,
     machine: Machine | None = None,
     jobs: int | None = None,
-    watch: Watch = lambda number, round, accuracy: None,
+    watch: Watch = lambda number, round, reading: None,
     trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> Results:
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
@@ -176,8 +177,9 @@ def _jobs_on(machine: Machine) -> int:
 def _watch_result(watch: Watch, number: int, result: Result | None) -> None:
     """Report the end of a run, unless it was stopped before it began."""
     if result is not None:
-        accuracy = result["evaluations"]["accuracy"][-1]
-        watch(number, result["rounds_done"], accuracy)
+        metric = metrics_of(result)[0]
+        value = result["evaluations"][metric.name][-1]
+        watch(number, result["rounds_done"], metric.text(value))
 
 
 def _part(name: str, value: Any) -> str:
@@ -259,8 +261,7 @@ def _one(
         nonlocal last
         if time.monotonic() - last > SECONDS_BETWEEN_NEWS:
             last = time.monotonic()
-            accuracy = run.history["evaluations"]["accuracy"][-1]
-            news.put((number, run.round, accuracy))
+            news.put((number, run.round, run.reading()))
         return bool(stop.is_set())
 
     return train(
@@ -289,9 +290,9 @@ def _follow(
     waiting = dict(futures)
     while waiting and not stopped.is_set():
         with suppress(queue.Empty):
-            number, round, accuracy = news.get(timeout=0.1)
+            number, round, reading = news.get(timeout=0.1)
             if number in waiting:  # news after the result are old
-                watch(number, round, accuracy)
+                watch(number, round, reading)
         ended = [i for i, future in waiting.items() if future.done()]
         for i in ended:
             result = waiting.pop(i).result()

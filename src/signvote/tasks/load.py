@@ -16,9 +16,10 @@ from pathlib import Path
 
 from signvote.names import check_name
 from signvote.tasks.augment import Augment, crop_and_flip
+from signvote.tasks.data import Data
 from signvote.tasks.files import data_folder, read_bundled, read_cifar10, read_mnist
 from signvote.tasks.models import CIFAR_SHAPE, MNIST_SHAPE, SAMPLES_PER_PASS, Shape, model_for
-from signvote.tasks.task import Data, Task
+from signvote.tasks.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
