@@ -79,7 +79,7 @@ def test_train_does_not_write_over_the_results_of_other_runs(tmp_path: Path, nam
     before = (tmp_path / name).read_bytes()
     for resume in ([], ["--resume"]):
         train = parse(["train", "--model", "mlp", "--rounds", "1", "--out", str(tmp_path), *resume])
-        with pytest.raises(ConfigError, match="holds the results of other runs; choose another --out"):
+        with pytest.raises(ConfigError, match="holds the results of other runs; choose another folder"):
             train.run()
     assert (tmp_path / name).read_bytes() == before
 

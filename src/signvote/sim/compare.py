@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import queue
@@ -87,9 +88,8 @@ def compare(
         return add(path, [result for result in finished if result is not None], command)
 
     if todo:
-        tasks = dict.fromkeys((configs[i].task, configs[i].model) for i in todo)
-        for task, model in tasks:
-            load_task(task, data_dir, model)  # raises at once if data are missing
+        for task, model, options in dict.fromkeys(_task_of(configs[i]) for i in todo):
+            load_task(task, data_dir, model, json.loads(options))  # raises at once if data are missing
         processes = min(jobs or _jobs_on(machine), len(todo))
         with _pool(processes) as (pool, news, stop):
             futures = {}
@@ -124,7 +124,7 @@ def _full_name(config: Config) -> str:
     changed = unusual(config.as_dict())
     between = [_part(name, value) for name, value in changed.items() if SETTINGS[name].metadata["in_name"]]
     parts = [
-        config.task,
+        re.sub(r"[^0-9A-Za-z.-]+", "_", config.task),
         config.rule,
         config.recipe,
         f"mode{config.mode}" if config.mode else "batches",
@@ -145,11 +145,16 @@ def names_of(configs: list[Config]) -> list[str]:
 
 def in_order(numbers: list[int], configs: list[Config]) -> list[int]:
     """Put runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
-    kinds = [(config.task, config.model or "", config.batch_sizes) for config in configs]
+    kinds = [(*_task_of(config), config.batch_sizes) for config in configs]
     first: dict[Any, int] = {}
     for i, kind in enumerate(kinds):
         first.setdefault(kind, i)
     return sorted(numbers, key=lambda i: (first[kinds[i]], i))
+
+
+def _task_of(config: Config) -> tuple[str, str | None, str]:
+    """Everything that decides about the task and its model, in a form that can be a key."""
+    return config.task, config.model, json.dumps(config.task_options, sort_keys=True)
 
 
 def done(config: Config, folder: Path) -> Result | None:
@@ -224,8 +229,12 @@ def _earlier(path: Path) -> Results:
 # ---- in the process of a run ---------------------------------------------------------------------
 
 _workshop: dict[Any, Any] = {}  # captured graphs, shared by consecutive runs of a process
-_task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
 _parent: dict[str, Any] = {}  # "news": a queue to the waiting process; "stop": an event that it sets
+
+
+@lru_cache(maxsize=1)
+def _task(name: str, model: str | None, options: str, data_dir: Path | None) -> Task:
+    return load_task(name, data_dir, model, json.loads(options))
 
 
 def _begin(news: Any, stop: Any) -> None:
@@ -264,9 +273,9 @@ def _one(
             news.put((number, run.round, run.reading()))
         return bool(stop.is_set())
 
-    return train(
+    result = train(
         config,
-        _task(config.task, data_dir, config.model),
+        _task(*_task_of(config), data_dir),
         folder,
         resume=True,
         watch=watch,
@@ -274,6 +283,7 @@ def _one(
         workshop=_workshop,
         trackers=[make(folder) for make in trackers],
     )
+    return dict(result)  # without the model
 
 
 # ---- in the waiting process ----------------------------------------------------------------------
