@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from signvote.errors import ConfigError
 from signvote.tasks import MODELS, Batch, Data, Task, cross_entropy, load_task
 from signvote.tasks.augment import Augment, crop_and_flip
+from signvote.tasks.gpt import GPTS
 
 CIFAR_BYTES = 10_000 * 3073
 LABELS = torch.arange(7) % 3
@@ -198,7 +199,7 @@ def test_parameters_and_outputs(name: str, count: int, shape: tuple[int, ...]) -
 
 
 def test_every_model_is_tested() -> None:
-    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet56", "mlp"}
+    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet56", "mlp", *GPTS}
 
 
 @pytest.mark.parametrize("name", MODELS)

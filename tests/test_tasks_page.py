@@ -20,7 +20,7 @@ COMMANDS = re.findall(r"^signvote (.*)$", PAGE, re.MULTILINE)
 
 def test_every_block_is_run() -> None:
     assert PAGE.count("```python") == len(SCRIPTS) + len(FILES) == 4
-    assert len(COMMANDS) == 3
+    assert len(COMMANDS) == 4
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ class Settings:
 
     task: str = field(
         metadata=about(
-            "mnist-10k (bundled), mnist, fashion-mnist, cifar10, or a function of yours as MODULE:FACTORY,"
-            " such as mypackage.tasks:make.",
+            "mnist-10k (bundled), mnist, fashion-mnist, cifar10, python-source (text that Python brings),"
+            " or a function of yours as MODULE:FACTORY, such as mypackage.tasks:make.",
             in_name=False,
         ),
     )
@@ -92,7 +92,10 @@ class Settings:
     )
     model: str | None = field(
         default=None,
-        metadata=about("mnist-cnn, resnet20, resnet56 or mlp; default: the task's own.", in_name=False),
+        metadata=about(
+            "mnist-cnn, resnet20, resnet56, mlp, gpt-tiny or gpt-small; default: the task's own.",
+            in_name=False,
+        ),
     )
     task_options: dict[str, Any] = field(
         default_factory=dict,
