@@ -17,6 +17,7 @@ from signvote.sim import Config, Run, train
 from signvote.sim.gradients import Gradients
 from signvote.sim.machine import Machine
 from signvote.sim.population import split
+from signvote.sim.setup import _log_fallback
 from signvote.sim.workers import OneByOne
 from signvote.tasks import (
     Batch,
@@ -187,7 +188,9 @@ def test_a_model_is_copied_for_each_run() -> None:
     assert not torch.equal(run.model.get_parameter("weight"), before)
 
 
-def test_the_joint_pass_trains_a_regression_and_leaves_other_tasks_to_the_workers() -> None:
+def test_the_joint_pass_trains_a_regression_and_leaves_other_tasks_to_the_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     together, alone = Machine(together=True), Machine()
     joint, one = (
         Run(config(momentum=0.0, zeros="abstain"), regression(), machine) for machine in (together, alone)
@@ -198,8 +201,11 @@ def test_the_joint_pass_trains_a_regression_and_leaves_other_tasks_to_the_worker
     assert not isinstance(joint.workers, OneByOne)
     for name, values in one.history["evaluations"].items():
         assert joint.history["evaluations"][name] == pytest.approx(values, rel=1e-5)
+    _log_fallback.cache_clear()
     for kind in ("tuple", "no labels", "data set"):
         assert isinstance(Run(config(), tasks()[kind], together).workers, OneByOne)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "the joint pass cannot train this task: it needs a loss of outputs and labels" in caplog.text
 
 
 # ---- one sentence --------------------------------------------------------------------------------
@@ -269,3 +275,14 @@ def test_flipped_labels_need_classes() -> None:
     ):
         Run(config(attack="label-flip:1"), regression())
     Run(config(attack="label-flip:0"), regression())
+
+
+def test_the_rounds_of_the_joint_pass_do_not_ask_for_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at the labels would wait for the device, which a captured graph cannot."""
+    data = Data(inputs=X, labels=PLACES)
+    task = Task(name="own", train=data, test=data, model=lambda: nn.Linear(3, 5))
+    run = Run(config(), task, Machine(together=True))
+    monkeypatch.setattr(Data, "classes", property(lambda self: pytest.fail("asked for classes")))
+    run.step()
+    run.step()
+    assert not isinstance(run.workers, OneByOne)

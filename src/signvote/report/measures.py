@@ -110,5 +110,6 @@ def mean_text(metric: Metric, mean: float, spread: float | None, sign: str = "")
     if metric.is_share:
         text = f"{100 * mean:{sign}.2f}"
         return text if spread is None else f"{text} ± {100 * spread:.2f}"
-    text = f"{mean:{sign}.4g}"
+    digits = 3 if sign else 4  # significant ones: a difference is known less well
+    text = f"{mean:{sign}.{digits}g}"
     return text if spread is None else f"{text} ± {spread:.2g}"

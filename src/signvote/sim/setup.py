@@ -70,7 +70,7 @@ def make_server(work: Assignment, layout: Layout) -> Server | None:
 @lru_cache
 def _log_fallback(why: str) -> None:
     """Log once per process."""
-    log.info(
+    log.warning(
         "signvote: workers compute one after another, because the joint pass cannot train this task: %s", why
     )
 

@@ -137,6 +137,7 @@ class Samples:
         self.device = device
         self.indices = torch.zeros(count, dtype=torch.int64, device=device)
         self.relabeled = torch.zeros(count, dtype=torch.bool, device=device)
+        self.has_classes = task.train.classes is not None  # known before a capture, as it reads the labels
         draws = task.draw(count, torch.Generator())
         self.draws = None if draws is None else draws.to(device)
 
@@ -157,7 +158,7 @@ class Samples:
         train = self.task.train
         inputs = self.task.prepare(train.inputs[self.indices], self.draws)
         right = train.labels[self.indices]
-        if train.classes is None:  # then no attacker relabels
+        if not self.has_classes:  # then no attacker relabels
             return inputs, right
         wrong = train.wrong(right)
         return inputs, torch.where(self.relabeled, wrong, right)
