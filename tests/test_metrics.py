@@ -6,13 +6,16 @@ import csv
 import io
 import json
 import math
+from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
 from signvote import ConfigError, StateError
@@ -220,3 +223,40 @@ def test_damaged_metrics_are_refused(
     write(path, results_of([measured["runs"][0] | {entry: value}]))
     with pytest.raises(StateError, match=f"has a wrong '{entry}'"):
         read(path)
+
+
+NAMES = st.text(max_size=12)
+NUMBERS = st.floats() | st.none()
+
+
+@settings(max_examples=60)
+@given(
+    names=st.lists(NAMES, min_size=1, max_size=3),
+    unit=st.sampled_from(["", "%", "m", "<b>", "[/red]", "$x$"]),
+    more=st.booleans(),
+    values=st.lists(NUMBERS, min_size=6, max_size=6),
+)
+def test_what_is_read_is_reported(
+    names: list[str], unit: str, more: bool, values: list[float | None]
+) -> None:
+    """Whatever the metrics of a file are called and measured: it is refused in a sentence, or shown everywhere."""
+    described = [{"name": name, "unit": unit, "more_is_better": more} for name in names]
+    runs = []
+    for rule, three in (("majority", values[:3]), ("weighted", values[3:])):
+        measured = {"round": [0, 10, 20], **dict.fromkeys(names, three)}
+        runs.append(made_up_run(rule) | {"metrics": described, "evaluations": measured})
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        write(path, results_of(runs))
+        try:
+            found = read(path)
+        except StateError:
+            return
+    assert names[0] in page(found) or escape(names[0]) in page(found)
+    markdown(found)
+    to_csv(found)
+    text = io.StringIO()
+    console = Console(file=text, width=200)
+    for shown in tables_of(table(found)):
+        console.print(shown)
+    assert "at the end" in text.getvalue()
