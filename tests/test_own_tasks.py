@@ -240,6 +240,14 @@ def test_what_does_not_fit_is_one_sentence(changes: dict[str, Any], text: str) -
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_a_loss_of_outputs_and_labels_has_another_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"a loss takes a model and a batch.*use task\.loss\.of\(outputs, labels\)"
+    ):
+        squared_error(X, Y)  # type: ignore[arg-type]
+    assert torch.equal(squared_error.of(X, X + 2), torch.tensor(4.0))
+
+
 def test_data_that_are_none() -> None:
     with pytest.raises(ConfigError, match=r"the data are int; wanted signvote\.tasks\.Data, or a data set"):
         Task(name="own", train=7, test=7, model=nn.Identity)

@@ -33,6 +33,11 @@ class OutputLoss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The mean loss of a batch."""
+        if not isinstance(batch, Batch):  # of outputs and labels, as up to release 0.1.0
+            raise ConfigError(
+                "a loss takes a model and a batch: task.loss(model, task.batch(task.train, indices));"
+                " of outputs and labels, use task.loss.of(outputs, labels)"
+            )
         outputs = model(batch.inputs)
         return self.of(outputs, batch.labels)
 
