@@ -48,7 +48,7 @@ def model() -> nn.Module:
 
 def grid_of(task: Task, how: str, seed: int) -> LocalGrid:
     """Nodes with their parts of the data."""
-    parts = split(task.train.labels, NODES, how, seed)
+    parts = split(task.train, NODES, how, seed)
 
     def client(message: Message, context: Context) -> Message:
         node, own = model(), parts[context.node_id]
@@ -56,8 +56,7 @@ def grid_of(task: Task, how: str, seed: int) -> LocalGrid:
         def loss(step: int) -> torch.Tensor:
             draw = generator(seed, 7, context.node_id, step)
             chosen = own[torch.randint(len(own), (BATCH,), generator=draw)]
-            outputs = node(task.prepare(task.train.inputs[chosen]))
-            return task.loss(outputs, task.train.labels[chosen])
+            return task.loss(node, task.batch(task.train, chosen))
 
         return vote(message, context, node, loss, batch_size=BATCH)
 
@@ -68,7 +67,7 @@ def accuracy(task: Task, arrays: dict[str, torch.Tensor]) -> float:
     """Test accuracy of a model."""
     net = model()
     net.load_state_dict(arrays)
-    found, _ = evaluate(task, net, 1000)
+    found = evaluate(task, net, 1000)["accuracy"]
     return found
 
 

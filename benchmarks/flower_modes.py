@@ -61,14 +61,13 @@ class Nodes:
 
     def __init__(self, task: Task, seed: int) -> None:
         self.task, self.seed = task, seed
-        self.parts = split(task.train.labels, len(SIZES), "iid", seed)
+        self.parts = split(task.train, len(SIZES), "iid", seed)
 
     def loss(self, model: nn.Module, node: int, step: int) -> Tensor:
         """The mean loss over a node's batch of a step."""
         own, draw = self.parts[node], generator(self.seed, 7, node, step)
         chosen = own[torch.randint(len(own), (SIZES[node],), generator=draw)]
-        outputs = model(self.task.prepare(self.task.train.inputs[chosen]))
-        return self.task.loss(outputs, self.task.train.labels[chosen])
+        return self.task.loss(model, self.task.batch(self.task.train, chosen))
 
     def votes(self, message: Message, context: Context) -> Message:
         """The whole ClientApp."""
@@ -110,10 +109,10 @@ def train(task: Task, way: str, settings: dict[str, float], rounds: int, seed: i
             grid, arrays, num_rounds=rounds, train_config=config
         )
     model.load_state_dict(result.arrays.to_torch_state_dict())
-    accuracy, loss = evaluate(task, model, 1000)
+    measured = evaluate(task, model, 1000)
     up, down = sum(grid.bytes_up), sum(grid.bytes_down)
     run = {"way": way, "settings": settings, "rounds": rounds, "seed": seed}
-    return run | {"accuracy": accuracy, "loss": loss, "bytes_up": up, "bytes_down": down}
+    return run | measured | {"bytes_up": up, "bytes_down": down}
 
 
 def table(runs: list[dict[str, Any]]) -> str:

@@ -110,7 +110,7 @@ class Host:
             optimizer = Vote(ddp.parameters(), rate, momentum, run=seed, overlap=method == "vote-overlap")
         else:
             optimizer = torch.optim.SGD(ddp.parameters(), lr=rate, momentum=momentum)
-        parts = split(self.task.train.labels, HOSTS, "iid", seed)
+        parts = split(self.task.train, HOSTS, "iid", seed)
         self.models[method] = ddp, optimizer, Sampler(parts, [BATCH] * HOSTS, seed)
         self.steps[method] = 0
 
@@ -122,8 +122,7 @@ class Host:
             start = time.perf_counter()
             indices = sampler.batch(self.rank, self.steps[method])
             optimizer.zero_grad()
-            outputs = ddp(self.task.prepare(train.inputs[indices]))
-            self.task.loss(outputs, train.labels[indices]).backward()  # type: ignore[no-untyped-call]
+            self.task.loss(ddp, self.task.batch(train, indices)).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             self.steps[method] += 1
             seconds.append(time.perf_counter() - start)
@@ -135,7 +134,7 @@ class Host:
         if self.rank:
             return 0.0
         model = self.models[method][0]
-        right = evaluate(self.task, model.module, 500)[0]
+        right = evaluate(self.task, model.module, 500)["accuracy"]
         model.train()  # type: ignore[no-untyped-call]
         return right
 

@@ -44,12 +44,12 @@ def fastest(step: Callable[[], object], seconds: dict[str, float], rounds: int) 
 def ordinary(task: Task, samples: int, rounds: int) -> float:
     """Seconds of one forward and backward pass over as many samples, the fastest."""
     model = task.model()
-    inputs, labels = task.prepare(task.train.inputs[:samples]), task.train.labels[:samples]
+    batch = task.batch(task.train, torch.arange(samples))
     times = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
         model.zero_grad()
-        task.loss(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         times.append(time.perf_counter() - start)
     return min(times)
 

@@ -84,8 +84,7 @@ def train(
         indices = torch.tensor(sampler.batch(round))
         start = time.perf_counter()
         optimizer.zero_grad()
-        outputs = model(task.prepare(task.train.inputs[indices]))
-        task.loss(outputs, task.train.labels[indices]).backward()  # type: ignore[no-untyped-call]
+        task.loss(model, task.batch(task.train, indices)).backward()  # type: ignore[no-untyped-call]
         time.sleep((slowness(rank, round) - 1) * (time.perf_counter() - start))
         vote_gradients(state)
         optimizer.step()
@@ -101,7 +100,7 @@ def accuracies(task: Task, copies: list[tuple[int, Tensor]]) -> list[tuple[int, 
     model, found = task.model(), []
     for round, flat in copies:
         torch.nn.utils.vector_to_parameters(flat, model.parameters())
-        found.append((round, evaluate(task, model, 500)[0]))
+        found.append((round, evaluate(task, model, 500)["accuracy"]))
     return found
 
 

@@ -39,7 +39,7 @@ def main() -> None:
     results = compare(configs, options.out)
     report.write(results, options.out)
 
-    found = {(row["rule"], row["attack"]): row["accuracy"] for row in report.table(results)}
+    found = {(row["rule"], row["attack"]): row["value"] for row in report.table(results)}
     print(f"{'test accuracy':<14}", *(f"{attack or 'no attack':>12}" for attack in attacks), f"{'worst':>12}")
     for rule in options.rules:
         row = [found[rule, attack] for attack in attacks]

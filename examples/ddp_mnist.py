@@ -55,10 +55,10 @@ def main() -> None:
         balancer.load_state_dict(shared["balancer"])
     for t in range(optimizer.round, options.rounds):
         chosen = torch.tensor(sampler.batch(t), device=device)
-        inputs, labels = task.prepare(task.train.inputs[chosen]), task.train.labels[chosen]
+        batch = task.batch(task.train, chosen)
         optimizer.param_groups[0]["lr"] = options.step * (1 + math.cos(math.pi * t / options.rounds)) / 2
         optimizer.zero_grad()
-        task.loss(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if rank == 0 and (t + 1) % 50 == 0:
             print(f"round {t + 1}: {accuracy(task, model.module):.1%} right, batches {balancer.sizes(t)}")

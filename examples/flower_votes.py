@@ -41,7 +41,7 @@ def train(message: Message, context: Context) -> Message:
 
     def loss(step: int) -> Tensor:
         batch = own[torch.randint(len(own), (BATCH_SIZES[node],))]  # (B,); `vote` has seeded torch
-        return task.loss(model(task.prepare(task.train.inputs[batch])), task.train.labels[batch])
+        return task.loss(model, task.batch(task.train, batch))
 
     return vote(message, context, model, loss)  # the batch that passes through the model tells the size
 

@@ -49,9 +49,8 @@ if options.resume:
 random = torch.Generator().manual_seed(1000 + rank)  # every rank draws its own samples
 for _ in range(options.rounds):
     chosen = torch.randint(len(task.train), (64,), generator=random).to(device)
-    inputs, labels = task.prepare(task.train.inputs[chosen]), task.train.labels[chosen]
     optimizer.zero_grad()
-    loss = task.loss(model(inputs), labels)
+    loss = task.loss(model, task.batch(task.train, chosen))
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 

@@ -37,7 +37,7 @@ def spirals(n: int, seed: int) -> Data:
 
 def by_hand(task: Task, config: Config) -> dict[str, Tensor]:
     """The same run without the simulator."""
-    model, sampler = task.model(), Sampler(split(task.train.labels, 3, "shared", 0), BATCH_SIZES, 0)
+    model, sampler = task.model(), Sampler(split(task.train, 3, "shared", 0), BATCH_SIZES, 0)
     workers = [
         signvote.Worker(model, worker_id=m, momentum=0.9, decay=config.decay, batch_size=size)
         for m, size in enumerate(BATCH_SIZES)
@@ -48,7 +48,7 @@ def by_hand(task: Task, config: Config) -> dict[str, Tensor]:
         for m, worker in enumerate(workers):
             batch = sampler.batch(m, round - 1)  # (B_m,) indices
             model.zero_grad()
-            task.loss(model(task.train.inputs[batch]), task.train.labels[batch]).backward()  # type: ignore[no-untyped-call]
+            task.loss(model, task.batch(task.train, batch)).backward()  # type: ignore[no-untyped-call]
             ballots[m] = worker.ballot(round)  # 64 bytes of header and N / 8 of signs
         decision = server.decide(round, ballots)
         workers[0].apply(decision, step=config.step_at(round))

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from statistics import fmean
 
+from signvote.metrics import ACCURACY
 from signvote.report.experiments import Experiment, experiments_of
 from signvote.report.labels import unique
-from signvote.report.measures import finite_accuracies, mean_text, spread_of
+from signvote.report.measures import finite, mean_text, spread_of
 from signvote.results import Results, read
 from signvote.settings import conditions
 
@@ -73,7 +74,7 @@ def accuracies(experiment: Experiment, measure: str) -> dict[int, float]:
     by_seed = {}
     for run in experiment.runs:
         seed = int(run["config"]["seed"])
-        values = finite_accuracies(run)
+        values = finite(run, ACCURACY.name)
         by_seed[seed] = values[-1] if measure == "last" else max(values)
     return by_seed
 
@@ -206,7 +207,7 @@ def _sizes(experiment: Experiment) -> list[str]:
 
 def _points(values: Sequence[float], sign: str = "") -> str:
     """Mean and spread in percent or points."""
-    return mean_text(fmean(values), spread_of(values), sign)
+    return mean_text(ACCURACY, fmean(values), spread_of(values), sign)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from signvote.engines.ddp import Vote, VoteState, vote_gradients, vote_hook
 from signvote.sim import Config
 from signvote.sim.population import Sampler, generator, split
 from signvote.sim.run import Run
-from signvote.tasks.task import Data, Task
+from signvote.tasks import Data, Task
 
 PATIENCE = 900.0  # seconds until something that must happen is given up; nothing is measured by it
 
@@ -157,13 +157,12 @@ class Batches:
 
     def __init__(self, rank: int, config: Config) -> None:
         self._rank = rank
-        parts = split(task().train.labels, config.workers, config.split, config.seed)
+        parts = split(task().train, config.workers, config.split, config.seed)
         self._sampler = Sampler(parts, config.batch_sizes, config.seed)
 
     def loss(self, net: nn.Module, t: int) -> Tensor:
         chosen = self._sampler.batch(self._rank, t - 1)
-        train = task().train
-        return task().loss(net(task().prepare(train.inputs[chosen])), train.labels[chosen])
+        return task().loss(net, task().batch(task().train, chosen))
 
 
 class Trainer:

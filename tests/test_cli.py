@@ -79,7 +79,7 @@ def test_train_does_not_write_over_the_results_of_other_runs(tmp_path: Path, nam
     before = (tmp_path / name).read_bytes()
     for resume in ([], ["--resume"]):
         train = parse(["train", "--model", "mlp", "--rounds", "1", "--out", str(tmp_path), *resume])
-        with pytest.raises(ConfigError, match="holds the results of other runs; choose another --out"):
+        with pytest.raises(ConfigError, match="holds the results of other runs; choose another folder"):
             train.run()
     assert (tmp_path / name).read_bytes() == before
 
@@ -105,7 +105,7 @@ def test_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["versions"].text.startswith("signvote ")
     assert found["kernels on the CPU"].text == "numba"
     assert re.match(r"pack \d+\.\d\d, majority", found["speed"].text)
-    assert (found["mnist-10k"].good, found["mnist-10k"].text) == (True, "comes with signvote")
+    assert (found["mnist-10k"].good, found["mnist-10k"].text) == (True, "needs no download")
     assert not found["mnist"].good
     assert "and 3 more: signvote data mnist, or --data-dir" in found["mnist"].text
     assert "gloo" in found["torch.distributed"].text

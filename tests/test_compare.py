@@ -52,7 +52,7 @@ def test_two_comparisons_keep_each_others_runs(tmp_path: Path) -> None:
     """One starts and ends while the other is between its first and its second run."""
     seen = []
 
-    def watch(number: int, round: int, accuracy: float) -> None:
+    def watch(number: int, round: int, reading: str) -> None:
         seen.append(number)
         if len(seen) == 1:
             assert rules_in(tmp_path) == ["majority"]

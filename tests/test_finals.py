@@ -66,4 +66,4 @@ def test_the_best_is_best_under_its_own_conditions() -> None:
     rows = table(
         results_of(with_final(0.7, rule="majority"), with_final(0.9), with_final(0.8, options={"cap": 2.0}))
     )
-    assert {row["accuracy"]: row["best"] for row in rows} == {0.7: False, 0.9: True, 0.8: False}
+    assert {row["value"]: row["best"] for row in rows} == {0.7: False, 0.9: True, 0.8: False}

@@ -75,7 +75,7 @@ def accuracy(state: dict[str, Any] | None) -> float:
     model = task.model()
     if state is not None:
         model.load_state_dict(state["model"])
-    return evaluate(task, model, 1000)[0]
+    return evaluate(task, model, 1000)["accuracy"]
 
 
 def rounds_counted(state: dict[str, Any], worker: int) -> int:

@@ -25,6 +25,7 @@ LAYERS = [
     "formats",
     "names",
     "atomic",
+    "metrics",
     "settings",
     "results",
     "kernels",

@@ -12,8 +12,10 @@ from signvote.sim.population import (
     present,
     split,
 )
+from signvote.tasks import Data
 
 LABELS = torch.arange(1000) % 10
+DATA = Data(inputs=LABELS, labels=LABELS)
 
 
 def test_the_batch_modes_of_the_paper() -> None:
@@ -43,24 +45,24 @@ def test_modes_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("how", ["iid", "dirichlet:0.5", "dirichlet:100", "labels:2"])
 def test_a_split_is_a_partition(how: str) -> None:
-    parts = split(LABELS, 10, how, seed=3)
+    parts = split(DATA, 10, how, seed=3)
     together = torch.cat(parts)
     assert len(parts) == 10
     assert sorted(together.tolist()) == list(range(1000))
-    assert all(torch.equal(a, b) for a, b in zip(parts, split(LABELS, 10, how, seed=3), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(parts, split(DATA, 10, how, seed=3), strict=True))
 
 
 def test_what_the_splits_mean() -> None:
-    assert all(len(part) == 1000 for part in split(LABELS, 4, "shared", 0))
-    assert {len(part) for part in split(LABELS, 8, "iid", 0)} == {125}
-    for part in split(LABELS, 5, "labels:2", 0):
+    assert all(len(part) == 1000 for part in split(DATA, 4, "shared", 0))
+    assert {len(part) for part in split(DATA, 8, "iid", 0)} == {125}
+    for part in split(DATA, 5, "labels:2", 0):
         assert len(set(LABELS[part].tolist())) == 2
     even, uneven = (
-        torch.tensor([len(p) for p in split(LABELS, 10, f"dirichlet:{a}", 0)]).double().std()
+        torch.tensor([len(p) for p in split(DATA, 10, f"dirichlet:{a}", 0)]).double().std()
         for a in (1000, 0.3)
     )
     assert uneven > 3 * even
-    assert not torch.equal(split(LABELS, 4, "iid", 0)[0], split(LABELS, 4, "iid", 1)[0])
+    assert not torch.equal(split(DATA, 4, "iid", 0)[0], split(DATA, 4, "iid", 1)[0])
 
 
 @pytest.mark.parametrize(
@@ -75,12 +77,12 @@ def test_what_the_splits_mean() -> None:
 )
 def test_splits_that_cannot_be(how: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        split(LABELS, 3, how, 0)
+        split(DATA, 3, how, 0)
 
 
 def test_nobody_is_left_without_a_sample() -> None:
     with pytest.raises(ConfigError, match="leaves worker 3 without a sample"):
-        split(torch.tensor([0, 0, 0]), 5, "iid", 0)
+        split(Data(inputs=torch.zeros(3)), 5, "iid", 0)
 
 
 def test_a_sampler_goes_through_all_samples_before_it_repeats_one() -> None:

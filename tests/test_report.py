@@ -183,11 +183,11 @@ def with_final(accuracy: float, **settings: Any) -> Result:
 def test_table_numbers() -> None:
     finals = (0.90, 0.92, 0.97)
     (row,) = table(results_of(*(with_final(a, seed=s) for s, a in enumerate(finals))))
-    assert row["accuracy"] == pytest.approx(0.93)
+    assert row["value"] == pytest.approx(0.93)
     assert row["spread"] == pytest.approx(math.sqrt((0.03**2 + 0.01**2 + 0.04**2) / 2))
     assert row["bytes_up"] == 72_812
     assert row["times_fewer"] == pytest.approx(4 * N / 72_812)
-    numbers = ("accuracy", "spread", "bytes_up", "times_fewer")
+    numbers = ("metric", "value", "spread", "bytes_up", "times_fewer")
     assert {key: value for key, value in row.items() if key not in numbers} == {
         "task": "mnist-10k", "recipe": "tuned", "attack": None, "split": "shared", "batches": "mode 4",
         "rule": "pooled", "seeds": 3, "status": "done", "detail": "", "best": False, "lead": None, "lead_spread": None,
@@ -217,16 +217,16 @@ def test_interrupted_runs_count_only_where_nothing_else_is_there() -> None:
     half = made_up_run(seed=1, rounds=300, status="interrupted")
     half["evaluations"] = {key: values[:3] for key, values in half["evaluations"].items()}
     (row,) = table(results_of(with_final(0.9), half))
-    assert (row["seeds"], row["accuracy"], row["status"]) == (1, 0.9, "done")
+    assert (row["seeds"], row["value"], row["status"]) == (1, 0.9, "done")
     assert "1 run left out, because interrupted." in page(results_of(with_final(0.9), half))
     (row,) = table(results_of(half))
     assert (row["seeds"], row["status"]) == (1, "interrupted")
-    assert row["accuracy"] == half["evaluations"]["accuracy"][-1]
+    assert row["value"] == half["evaluations"]["accuracy"][-1]
 
 
 def test_a_seed_run_twice_counts_once_and_no_round_says_nothing_about_bytes() -> None:
     (row,) = table(results_of(with_final(0.8), with_final(0.9)))
-    assert (row["seeds"], row["accuracy"], row["spread"]) == (1, 0.9, None)
+    assert (row["seeds"], row["value"], row["spread"]) == (1, 0.9, None)
     (row,) = table(SHAPES["one evaluation"])
     assert row["bytes_up"] is row["times_fewer"] is None
 

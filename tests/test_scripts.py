@@ -41,6 +41,6 @@ def test_quickstart(number: int, tmp_path: Path) -> None:
 def test_torch_distributed(tmp_path: Path) -> None:
     script, *_ = scripts("ddp.md")
     out = run(script, tmp_path, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    losses = [float(loss) for loss in re.findall(r"rank \d: loss (\S+)", out)]
+    losses = [float(loss) for loss in re.findall(r"rank \d: loss (\d+\.\d+)", out)]
     assert len(losses) == 2
     assert max(losses) < 0.5

@@ -26,7 +26,8 @@ from signvote.sim.compare import name_of
 from signvote.sim.study import KNOWN, LISTS
 
 OTHER: dict[str, Any] = {
-    "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp", "mode": 4, "workers": 12, "total": 240,
+    "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp",
+    "task_options": {"width": 8}, "mode": 4, "workers": 12, "total": 240,
     "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "schedule": "constant",
     "ramp": 0.5, "zeros": "abstain", "decay": 0.1, "feedback": True, "top": 0.1, "split": "iid", "attack": "invert:1",
     "miss": 0.1, "absent": ("0:1",), "min_voters": 2, "evaluate_every": 7, "test_batch": 8, "sign_error": True,

@@ -74,7 +74,7 @@ def test_gradients_equal_the_separate_computation(name: str) -> None:
         flat = gradients.of(indices, (0,)).clone()
         copy = task.model()
         copy.load_state_dict(model.state_dict())
-        task.loss(copy(task.prepare(task.train.inputs[indices])), task.train.labels[indices]).backward()  # type: ignore[no-untyped-call]
+        task.loss(copy, task.batch(task.train, indices)).backward()  # type: ignore[no-untyped-call]
         separate = torch.cat([p.grad.flatten() for p in copy.parameters() if p.grad is not None])
         if size <= 64:
             assert torch.equal(flat, separate)
@@ -92,7 +92,7 @@ def test_batch_norm_sees_each_workers_batch_whole() -> None:
     batch = torch.arange(50)
     flat = gradients.of(batch, (0,)).clone()
     gradients.model.zero_grad(set_to_none=False)
-    task.loss(gradients.model(task.train.inputs[batch]), task.train.labels[batch]).backward()  # type: ignore[no-untyped-call]
+    task.loss(gradients.model, task.batch(task.train, batch)).backward()  # type: ignore[no-untyped-call]
     assert torch.equal(flat, gradients.flat)
 
 
@@ -386,4 +386,4 @@ def test_compare_runs_the_grid_and_skips_what_is_done(digits: Task, tmp_path: Pa
 
 def test_evaluation_counts_every_test_sample(digits: Task) -> None:
     model = digits.model()
-    assert evaluate(digits, model, 64)[0] == pytest.approx(evaluate(digits, model, 7)[0])
+    assert evaluate(digits, model, 64)["accuracy"] == pytest.approx(evaluate(digits, model, 7)["accuracy"])

@@ -261,12 +261,12 @@ def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     ]
     runs.append(made_up | {"config": {**config.as_dict(), "rule": "of old"}, "rounds_done": 1})
     write(tmp_path / name, results_of(*runs))
-    seen: list[tuple[int, int, float]] = []
+    seen: list[tuple[int, int, str]] = []
     results = compare([config], tmp_path, command="new", watch=lambda *news: seen.append(news))
     kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
     assert results["runs"] == json.loads(json.dumps(kept))
     assert results["command"].splitlines() == ["signvote compare --task mnist-10k", "new"]
-    assert seen == [(0, config.rounds, runs[1]["evaluations"]["accuracy"][-1])]
+    assert seen == [(0, config.rounds, f"{runs[1]['evaluations']['accuracy'][-1]:.1%}")]
     assert not (tmp_path / "runs").exists()
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from signvote.errors import ConfigError
-from signvote.tasks import MODELS, Data, Task, load_task
+from signvote.tasks import MODELS, Batch, Data, Task, cross_entropy, load_task
 from signvote.tasks.augment import Augment, crop_and_flip
+from signvote.tasks.gpt import GPTS
 
 CIFAR_BYTES = 10_000 * 3073
 LABELS = torch.arange(7) % 3
@@ -40,9 +41,10 @@ def test_a_users_own_task_takes_a_few_lines() -> None:
     task = Task(name="half-planes", train=data, test=data, model=lambda: nn.Linear(2, 2))
 
     model = task.model()
-    first = task.loss(model(task.prepare(data.inputs)), data.labels)
+    everything = task.batch(task.train, torch.arange(200))
+    first = task.loss(model, everything)
     for _ in range(50):
-        loss = task.loss(model(task.prepare(data.inputs)), data.labels)
+        loss = task.loss(model, everything)
         for p, g in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
             p.data -= 0.5 * g
     assert len(task.train) == 200
@@ -55,11 +57,17 @@ def test_a_users_own_task_takes_a_few_lines() -> None:
         (torch.zeros(3, 2), torch.zeros(4, dtype=torch.int64), "3 inputs and 4 labels; they must be as many"),
         (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64), "0 inputs and 0 labels; .* at least 1"),
         (torch.tensor(1.0), torch.zeros(1, dtype=torch.int64), "0 inputs and 1 labels"),
-        (torch.zeros(3, 2), torch.zeros(3), r"labels are torch.float32 of shape \(3,\); .* torch.int64"),
-        (torch.zeros(3, 2), torch.zeros(3, 1, dtype=torch.int64), r"shape \(3, 1\); .* shape \(n,\)"),
+        ((torch.zeros(3, 2), torch.zeros(4)), torch.zeros(3), "3 or 4 inputs and 3 labels"),
+        (
+            {"a": torch.zeros(3), "b": "text"},
+            None,
+            "inputs are str; wanted a tensor, or a tuple or dict of tensors",
+        ),
+        (torch.zeros(3), {"a": 7}, "labels are int; wanted a tensor"),
+        ({}, None, "0 inputs; they must be as many, at least 1"),
     ],
 )
-def test_data_that_does_not_fit_together(inputs: Tensor, labels: Tensor, text: str) -> None:
+def test_data_that_does_not_fit_together(inputs: Any, labels: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Data(inputs=inputs, labels=labels)
 
@@ -122,7 +130,7 @@ def test_only_training_augments() -> None:
 def test_the_loss_is_the_mean_cross_entropy() -> None:
     outputs = torch.randn(7, 3)
     expected = -outputs.log_softmax(1)[torch.arange(7), LABELS].mean()
-    torch.testing.assert_close(tiny_task().loss(outputs, LABELS), expected)
+    torch.testing.assert_close(tiny_task().loss(nn.Identity(), Batch(outputs, LABELS)), expected)
 
 
 # augmentation
@@ -191,7 +199,7 @@ def test_parameters_and_outputs(name: str, count: int, shape: tuple[int, ...]) -
 
 
 def test_every_model_is_tested() -> None:
-    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet56", "mlp"}
+    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet56", "mlp", *GPTS}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -215,9 +223,9 @@ def relu_before_pooling(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_relu_after_pooling_changes_no_gradient() -> None:
     task = load_task("mnist-10k")
-    model, x, labels = task.model(), task.prepare(task.train.inputs[:32]), task.train.labels[:32]
+    model, (x, labels) = task.model(), task.batch(task.train, torch.arange(32))
     grads = [
-        torch.autograd.grad(task.loss(outputs, labels), list(model.parameters()))
+        torch.autograd.grad(cross_entropy.of(outputs, labels), list(model.parameters()))
         for outputs in (model(x), relu_before_pooling(model, x))
     ]
     for a, b in zip(*grads, strict=True):

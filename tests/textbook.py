@@ -50,8 +50,8 @@ class Textbook:
         model.train()
         model.zero_grad(set_to_none=True)
         draws = self.task.draw(len(indices), generator(self.config.seed, 6, self.t + 1, m, 1))
-        inputs = self.task.prepare(self.task.train.inputs[indices], draws)
-        self.task.loss(model(inputs), self.task.train.labels[indices]).backward()  # type: ignore[no-untyped-call]
+        batch = self.task.batch(self.task.train, indices, draws)
+        self.task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         return torch.cat([torch.sign(p.grad).flatten() for p in model.parameters() if p.grad is not None])
 
     def _decide(self, y: Tensor) -> Tensor:

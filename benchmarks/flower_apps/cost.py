@@ -32,7 +32,7 @@ def train(message: Message, context: Context) -> Message:
     chosen = torch.randint(len(task.train), (64,), generator=draw)
 
     def loss(step: int) -> Tensor:
-        return task.loss(model(task.prepare(task.train.inputs[chosen])), task.train.labels[chosen])
+        return task.loss(model, task.batch(task.train, chosen))
 
     if context.run_config["way"] == "votes":
         return vote(message, context, model, loss, batch_size=64)

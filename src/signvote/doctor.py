@@ -95,7 +95,7 @@ def _extra(package: str) -> Finding:
 def _data(name: str, folder: Path) -> Finding:
     states = verify(name, folder)
     if not states:
-        return Finding(what=name, text="comes with signvote")
+        return Finding(what=name, text="needs no download")
     wrong = [f"{file} {state}" for file, state in states.items() if state != "ok"]
     if not wrong:
         return Finding(

@@ -69,7 +69,11 @@ class Settings:
     """The settings of one run, as the user gives them."""
 
     task: str = field(
-        metadata=about("mnist-10k (bundled), mnist, fashion-mnist or cifar10.", in_name=False),
+        metadata=about(
+            "mnist-10k (bundled), mnist, fashion-mnist, cifar10, python-source (text that Python brings),"
+            " or a function of yours as MODULE:FACTORY, such as mypackage.tasks:make.",
+            in_name=False,
+        ),
     )
     rule: str = field(
         metadata=about(
@@ -88,7 +92,14 @@ class Settings:
     )
     model: str | None = field(
         default=None,
-        metadata=about("mnist-cnn, resnet20, resnet56 or mlp; default: the task's own.", in_name=False),
+        metadata=about(
+            "mnist-cnn, resnet20, resnet56, mlp, gpt-tiny or gpt-small; default: the task's own.",
+            in_name=False,
+        ),
+    )
+    task_options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=about("Arguments of the function that makes your task, as KEY=VALUE."),
     )
     mode: int | None = field(
         default=None,

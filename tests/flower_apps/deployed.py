@@ -26,7 +26,7 @@ def train(message: Message, context: Context) -> Message:
 
     def loss(step: int) -> Tensor:
         chosen = torch.randint(len(task.train), (size,))
-        return task.loss(model(task.prepare(task.train.inputs[chosen])), task.train.labels[chosen])
+        return task.loss(model, task.batch(task.train, chosen))
 
     reply = vote(message, context, model, loss)
     order = message.content.config_records["signvote"]

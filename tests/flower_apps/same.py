@@ -32,13 +32,13 @@ def train(message: Message, context: Context) -> Message:
     order = message.content.config_records["signvote"]
     worker, config = int(order["worker"]), CONFIGS[int(order["run"]) - 1]  # type: ignore[arg-type]
     sampler = Sampler(
-        split(TASK.train.labels, config.workers, config.split, config.seed), config.batch_sizes, config.seed
+        split(TASK.train, config.workers, config.split, config.seed), config.batch_sizes, config.seed
     )
     model = TASK.model()
 
     def loss(step: int) -> Tensor:
         batch = sampler.batch(worker, step)
-        return TASK.loss(model(TASK.prepare(TASK.train.inputs[batch])), TASK.train.labels[batch])
+        return TASK.loss(model, TASK.batch(TASK.train, batch))
 
     return vote(message, context, model, loss)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import MISSING, Field
+from dataclasses import Field
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import tyro
@@ -14,6 +14,7 @@ from signvote.settings import SETTINGS, Settings
 
 T = TypeVar("T")
 HINTS: dict[str, Any] = get_type_hints(Settings)
+TABLES = {name for name, hint in HINTS.items() if get_origin(hint) is dict}  # settings given as KEY=VALUE
 
 
 def with_settings(*left_out: str, **defaults: str) -> Callable[[type[T]], type[T]]:
@@ -39,8 +40,8 @@ def with_settings(*left_out: str, **defaults: str) -> Callable[[type[T]], type[T
 def settings_of(command: object) -> dict[str, Any]:
     """The settings that a command has flags for, as the user gave them."""
     given = {name: getattr(command, name) for name in SETTINGS if hasattr(command, name)}
-    if "options" in given:
-        given["options"] = dict(map(option, given["options"]))
+    for name in given.keys() & TABLES:
+        given[name] = dict(map(option, given[name]))
     return given
 
 
@@ -61,13 +62,13 @@ def option(text: str) -> tuple[str, Any]:
 
 def _default(setting: Field[Any]) -> Any:
     """The default of a flag. A setting that is a dictionary is given as texts."""
-    return () if setting.default is MISSING else setting.default
+    return () if setting.name in TABLES else setting.default
 
 
 def _hint(setting: Field[Any]) -> Any:
     """The type of a flag, with its help text."""
     hint = HINTS[setting.name]
-    if get_origin(hint) is dict:
+    if setting.name in TABLES:
         hint = tuple[str, ...]
     elif setting.default is None:
         hint = hint | None

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """A bar for each run, with its accuracy. All bars disappear at the end."""
+    """A bar for each run, with its metric. All bars disappear at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[reading]}"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, transient=True) as progress:
@@ -53,17 +53,17 @@ def run_all(
     out.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
         rounds = sum(config.rounds for config in configs)
-        whole = progress.add_task("all runs", total=rounds, accuracy="")
+        whole = progress.add_task("all runs", total=rounds, reading="")
         bars = []
         for name, config in runs.items():
-            bar = progress.add_task(name, total=config.rounds, accuracy="", visible=False)
+            bar = progress.add_task(name, total=config.rounds, reading="", visible=False)
             bars.append(bar)
 
-        def watch(number: int, round: int, accuracy: float) -> None:
+        def watch(number: int, round: int, reading: str) -> None:
             progress.update(
                 bars[number],
                 completed=round,
-                accuracy=f"{accuracy:.1%}",
+                reading=reading,
                 visible=round < configs[number].rounds,
             )
             completed = sum(bar.completed for bar in progress.tasks if bar.id != whole)

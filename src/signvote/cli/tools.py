@@ -39,7 +39,7 @@ class Fetch:
                     fetch(name, folder, progress=partial(_watch_file, progress, {}))
             files = verify(name, folder)
             if not files:
-                Console().print(f"{name} comes with signvote; there is nothing to fetch.")
+                Console().print(f"{name} needs no download.")
             for file, state in files.items():
                 Console().print(f"{folder / file}: {state}", soft_wrap=True)
 

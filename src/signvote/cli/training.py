@@ -87,19 +87,19 @@ class Train(Where):
         """Run the command."""
         from signvote.results import results_of
         from signvote.sim import Config, Run, train
+        from signvote.sim.trained import check_folder
         from signvote.tasks import load_task
 
         config = Config(**settings_of(self))
-        self._check_out()
+        check_folder(self.out, resume=self.resume)
         machine = self.machine()
         trackers = [tracker(self.out) for tracker in self.trackers()]
-        task = load_task(config.task, self.data_dir, config.model)
+        task = load_task(config.task, self.data_dir, config.model, config.task_options)
         with progress_bars() as progress:
-            bar = progress.add_task(config.rule, total=config.rounds, accuracy="")
+            bar = progress.add_task(config.rule, total=config.rounds, reading="")
 
             def watch(run: Run) -> None:
-                accuracy = f"{run.history['evaluations']['accuracy'][-1]:.1%}"
-                progress.update(bar, completed=run.round, accuracy=accuracy)
+                progress.update(bar, completed=run.round, reading=run.reading())
 
             result = train(
                 config, task, self.out, resume=self.resume, watch=watch, machine=machine, trackers=trackers
@@ -107,18 +107,6 @@ class Train(Where):
         show(results_of([result], _command()), self.out)
         if result["status"] == "interrupted":
             Console().print(f"Stopped after round {result['rounds_done']}; continue with --resume.")
-
-    def _check_out(self) -> None:
-        """Refuse a folder whose results would be lost."""
-        from signvote.results import results_file
-
-        if (self.out / "checkpoint.safetensors").exists():
-            if not self.resume:
-                raise ConfigError(
-                    f"{self.out} holds a run already; add --resume to continue it, or choose another --out"
-                )
-        elif results_file(self.out).exists():
-            raise ConfigError(f"{self.out} holds the results of other runs; choose another --out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +200,7 @@ class Report:
     out: Out = Path("runs/report")
     """Folder for the page."""
     baseline: str = "majority"
-    """Rule to compare the others with: their leads are in points of accuracy, paired by seed."""
+    """Rule to compare the others with: their leads are in points, or in the unit of the metric, paired by seed."""
 
     def run(self) -> None:
         """Run the command."""

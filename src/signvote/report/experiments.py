@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from signvote.errors import ConfigError
+from signvote.metrics import Metric, metrics_of
 from signvote.report.labels import batch_label, machine_label, setting_label, unique
 from signvote.report.measures import Curve, curve_of, measured
 from signvote.results import Result, Results, current, length, total
@@ -94,23 +95,33 @@ class Experiment:
         labels = [machine_label(run["machine"]) for run in self.runs]
         return "; ".join(unique(filter(None, labels)))
 
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """What its runs measured, the most important first."""
+        return metrics_of(self.runs[0])
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that figure, tables and leads show."""
+        return self.metrics[0]
+
     def curve(self, metric: str) -> Curve:
         """The metric at the rounds that every seed measured; empty if it was not recorded."""
         return curve_of(self.runs, metric)
 
     def last_round(self) -> int:
         """The last evaluated round that all seeds reached."""
-        return self.curve("accuracy").rounds[-1]
+        return self.curve(self.metric.name).rounds[-1]
 
     def final_by_seed(self) -> dict[int, float]:
-        """Accuracy of each seed at the last round that all of them reached."""
+        """The metric of each seed at the last round that all of them reached."""
         last = self.last_round()
-        accuracies = {}
+        values = {}
         for run in self.runs:
             seed = run["config"]["seed"]
-            by_round = measured(run, "accuracy")
-            accuracies[seed] = by_round[last]
-        return accuracies
+            by_round = measured(run, self.metric.name)
+            values[seed] = by_round[last]
+        return values
 
     def bytes_per_worker(self, key: str) -> float | None:
         """Mean bytes per worker and round in which it voted, or None; `key` is `bytes_up` or `bytes_down`."""
@@ -172,8 +183,9 @@ def experiments_of(results: Results) -> list[Experiment]:
         raise ConfigError(
             "the results hold no measured run; run `signvote compare` or `signvote train` first"
         )
+    _check_metrics(runs)
     by_settings: dict[str, list[Result]] = defaultdict(list)
-    for run in runs:
+    for run in map(_with_data, runs):
         key = json.dumps(_without_seed(run["config"]), sort_keys=True)
         by_settings[key].append(run)
     experiments = [_experiment(same) for same in by_settings.values()]
@@ -220,6 +232,32 @@ def _check(i: int, run: Result) -> None:
         raise ConfigError(f"run {i} of the results has evaluations of unequal lengths: {lengths}")
 
 
+def _check_metrics(runs: list[Result]) -> None:
+    """Raise if runs of one task measured different things: they cannot share a panel or a table."""
+    by_task: dict[str, tuple[Metric, ...]] = {}
+    for run in runs:
+        task = str(run["config"]["task"])
+        mine = metrics_of(run)
+        its = by_task.setdefault(task, mine)
+        if mine != its:
+            raise ConfigError(
+                f"some runs of task {task!r} measured {_titles(its)}, others {_titles(mine)}; report them separately"
+            )
+
+
+def _titles(metrics: tuple[Metric, ...]) -> str:
+    return " and ".join(f"{metric.title} ({metric.direction})" for metric in metrics)
+
+
+def _with_data(run: Result) -> Result:
+    """The description of its data as if it were a setting: runs on other data are another experiment."""
+    data = run.get("data")
+    if not data:
+        return run
+    text = ", ".join(data.values())
+    return {**run, "config": {**run["config"], "data": text}}
+
+
 def _without_seed(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "seed"}
 
@@ -233,7 +271,7 @@ def _experiment(runs: list[Result]) -> Experiment:
         runs=tuple(by_seed[seed] for seed in sorted(by_seed)),
         left_out=len(runs) - len(chosen),
     )
-    if not experiment.curve("accuracy").rounds:
+    if not experiment.curve(experiment.metric.name).rounds:
         label = experiment.label
         raise ConfigError(f"the seeds of {label} share no evaluated round; give them the same rounds")
     return experiment

@@ -1,17 +1,18 @@
-"""The final table: the accuracy of each experiment at the end, the best, and the lead over the baseline.
+"""The final table: the metric of each experiment at the end, the best, and the lead over the baseline.
 
 Experiments are compared under the same conditions only: they may differ in the rule and its options, but in no
-setting that changes an accuracy (`signvote.settings.conditions`).
+setting that changes a metric (`signvote.settings.conditions`).
 """
 
 from __future__ import annotations
 
-from statistics import fmean
+import math
 from typing import Any
 
+from signvote.metrics import Metric
 from signvote.report.experiments import Experiment, batch_order, experiments_of
 from signvote.report.labels import unique
-from signvote.report.measures import mean_text, spread_of
+from signvote.report.measures import mean_of, mean_text, spread_of
 from signvote.results import Results
 from signvote.settings import conditions
 
@@ -21,13 +22,14 @@ Row = dict[str, Any]
 
 
 def table(results: Results, baseline: str = BASELINE) -> list[Row]:
-    """One row per experiment: its settings and its final accuracy, by panel, batch mode and accuracy.
+    """One row per experiment: its settings and its final metric, by panel, batch mode and metric, the best first.
 
     Keys: task, recipe, attack, split, detail (other settings that distinguish two rows), batches, rule, status,
-    seeds (their number), accuracy (mean at the last evaluation, 0 to 1), spread (`spread_of` it, None for one
-    seed), bytes_up (per round and worker), times_fewer (than float32), both None if nothing was sent; best:
-    whether it has the highest accuracy of several under the same conditions; lead and lead_spread: its lead
-    over the rule `baseline` under the same conditions, paired by seed, None if there is no such run.
+    seeds (their number), metric (a `Metric`: name, unit, whether more is better), value (its mean at the last
+    evaluation; a share is 0 to 1), spread (`spread_of` it, None for one seed),
+    bytes_up (per round and worker), times_fewer (than float32), both None if nothing was sent; best: whether it
+    has the best value of several under the same conditions; lead and lead_spread: its value minus that
+    of the rule `baseline` under the same conditions, paired by seed, None if there is no such run.
     """
     experiments = experiments_of(results)
     panels = unique(experiment.panel for experiment in experiments)
@@ -42,21 +44,23 @@ def table(results: Results, baseline: str = BASELINE) -> list[Row]:
         row |= _lead(experiment, rivals, baseline)
         panel = panels.index(experiment.panel)
         mode = batches.index(experiment.batches)
-        place = (panel, mode, -row["accuracy"])
+        place = (panel, mode, experiment.metric.rank(row["value"]))
         keyed.append((place, row))
     keyed.sort(key=lambda pair: pair[0])
     return [row for _, row in keyed]
 
 
 def lead_text(row: Row) -> str:
-    """A row's lead in points.
+    """A row's lead, of a share in points.
 
-    >>> lead_text({"lead": 0.0125, "lead_spread": 0.003}), lead_text({"lead": None, "lead_spread": None})
+    >>> from signvote.metrics import ACCURACY
+    >>> row = {"metric": ACCURACY, "lead": 0.0125, "lead_spread": 0.003}
+    >>> lead_text(row), lead_text(row | {"lead": None})
     ('+1.25 ± 0.30', '')
     """
     if row["lead"] is None:
         return ""
-    return mean_text(row["lead"], row["lead_spread"], sign="+")
+    return mean_text(row["metric"], row["lead"], row["lead_spread"], sign="+")
 
 
 def varying_settings(rows: list[Row]) -> list[str]:
@@ -69,14 +73,25 @@ def varying_settings(rows: list[Row]) -> list[str]:
     return varying
 
 
-def _accuracy(experiment: Experiment) -> float:
-    return fmean(experiment.final_by_seed().values())
+def value_text(row: Row) -> str:
+    """A row's value and its spread, of a share in percent."""
+    return mean_text(row["metric"], row["value"], row["spread"])
+
+
+def by_metric(rows: list[Row]) -> list[tuple[Metric, list[Row]]]:
+    """The rows of each metric: tables have one metric each."""
+    metrics = dict.fromkeys(row["metric"] for row in rows)
+    return [(metric, [row for row in rows if row["metric"] == metric]) for metric in metrics]
+
+
+def _rank(experiment: Experiment) -> float:
+    return experiment.metric.rank(mean_of(list(experiment.final_by_seed().values())))
 
 
 def _is_best(experiment: Experiment, rivals: list[Experiment]) -> bool:
     if not rivals:
         return False
-    return _accuracy(experiment) >= max(map(_accuracy, rivals))
+    return math.inf > _rank(experiment) <= min(map(_rank, rivals))
 
 
 def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> dict[str, float | None]:
@@ -89,14 +104,14 @@ def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> di
     shared_seeds = sorted(mine.keys() & its.keys())
     differences = [mine[seed] - its[seed] for seed in shared_seeds]
     return {
-        "lead": fmean(differences) if differences else None,
+        "lead": mean_of(differences) if differences else None,
         "lead_spread": spread_of(differences),
     }
 
 
 def _row(experiment: Experiment) -> Row:
     settings = experiment.settings
-    accuracies = list(experiment.final_by_seed().values())
+    values = list(experiment.final_by_seed().values())
     bytes_up = experiment.bytes_per_worker("bytes_up") or None  # 0: nothing was sent
     return {
         "task": settings["task"],
@@ -108,8 +123,9 @@ def _row(experiment: Experiment) -> Row:
         "rule": experiment.rule,
         "status": "interrupted" if experiment.interrupted else "done",
         "seeds": len(experiment.runs),
-        "accuracy": fmean(accuracies),
-        "spread": spread_of(accuracies),
+        "metric": experiment.metric,
+        "value": mean_of(values),
+        "spread": spread_of(values),
         "bytes_up": bytes_up,
         "times_fewer": experiment.float32_bytes() / bytes_up if bytes_up else None,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from signvote.metrics import Metric
 from signvote.report.experiments import Experiment, batch_order, experiments_of, machines_of
-from signvote.report.finals import SETTINGS, Row, table, varying_settings
+from signvote.report.finals import SETTINGS, Row, by_metric, table, value_text, varying_settings
 from signvote.report.labels import unique
-from signvote.report.measures import mean_text
 from signvote.report.notices import noticed
 from signvote.results import Results
 
@@ -17,9 +17,17 @@ Line = dict[str, Row]  # the rows of a rule, by batches
 
 
 def markdown(results: Results) -> str:
-    """Final accuracy, mean and spread over the seeds, and the bytes of a vote."""
+    """The final metric, mean and spread over the seeds, and the bytes of a vote; a table for each metric."""
     experiments = experiments_of(results)
-    rows = table(results)
+    text: list[str] = []
+    for metric, rows in by_metric(table(results)):
+        members = [experiment for experiment in experiments if experiment.metric == metric]
+        text += [*_table(members, rows, metric), ""]
+    text[-1:] = [*_notices(experiments), ""]
+    return "\n".join(text)
+
+
+def _table(experiments: list[Experiment], rows: list[Row], metric: Metric) -> Iterable[str]:
     modes = batch_order(experiments)
     titles = {experiment.batches: experiment.full_batches for experiment in experiments}
     words = ["rule", *varying_settings(rows)]
@@ -27,15 +35,13 @@ def markdown(results: Results) -> str:
     numbers += ["bytes a vote", "fewer than float32"]
     left = ["---"] * len(words)
     right = ["---:"] * len(numbers)
-    text = [_caption(experiments), ""]
-    text.append(_joined(words + numbers))
-    text.append(_joined(left + right))
+    yield _caption(experiments, metric)
+    yield ""
+    yield _joined(words + numbers)
+    yield _joined(left + right)
     rules = unique(experiment.rule for experiment in experiments)
     for line in _lines(rows, rules):
-        text.append(_joined(_cells(line, words, modes)))
-    text += _notices(experiments)
-    text.append("")
-    return "\n".join(text)
+        yield _joined(_cells(line, words, modes))
 
 
 def _notices(experiments: list[Experiment]) -> Iterable[str]:
@@ -59,14 +65,16 @@ def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:
     return lines.values()
 
 
-def _caption(experiments: list[Experiment]) -> str:
+def _caption(experiments: list[Experiment], metric: Metric) -> str:
     task_names = [_plain(experiment.settings["task"]) for experiment in experiments]
     last_rounds = [str(experiment.last_round()) for experiment in experiments]
     tasks = ", ".join(unique(task_names))
     rounds = " or ".join(unique(last_rounds))
     seeds = _seeds({len(experiment.runs) for experiment in experiments})
     machines = _plain(machines_of(experiments))
-    return f"{tasks}: test accuracy in % after {rounds} rounds, {seeds}.{machines}"
+    unit = f" in {_plain(metric.unit)}" if metric.unit else ""
+    better = "" if metric.more_is_better else f" ({metric.direction})"
+    return f"{tasks}: test {_plain(metric.name)}{unit}{better} after {rounds} rounds, {seeds}.{machines}"
 
 
 def _seeds(numbers: set[int]) -> str:
@@ -90,16 +98,16 @@ def _cells(line: Line, words: list[str], modes: list[str]) -> list[str]:
     sizes = [row["bytes_up"] for row in known]
     ratios = [row["times_fewer"] for row in known]
     cells = [_plain(any_row[name]) for name in words]
-    cells += [_accuracy(line.get(mode)) for mode in modes]
+    cells += [_value(line.get(mode)) for mode in modes]
     cells.append(_range(sizes, "{:,.0f}"))
     cells.append(_range(ratios, "{:.1f}"))
     return cells
 
 
-def _accuracy(row: Row | None) -> str:
+def _value(row: Row | None) -> str:
     if row is None:
         return ""
-    text = mean_text(row["accuracy"], row["spread"])
+    text = value_text(row)
     if row["status"] != "done":
         text += " (interrupted)"
     return text

@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from signvote.metrics import Metric
 from signvote.results import Result
 
-SOURCES = {  # metric -> where a result keeps it
-    "accuracy": ("evaluations", "accuracy"),
-    "loss": ("evaluations", "loss"),
-    "sign error": ("sign_error", "error"),
-}
+SIGN_ERROR = "sign error"  # the share of wrong signs in a decision, which is no metric of a task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +30,30 @@ def number(value: float | None) -> float:
     return float(value)
 
 
-def measured(run: Result, metric: str) -> dict[int, float]:
-    """A metric of a run by round. A value that is not a number is nan."""
-    source, key = SOURCES[metric]
-    found = run.get(source, {})
+def measured(run: Result, name: str) -> dict[int, float]:
+    """A metric of a run, or its sign error, by round. A value that is not a number is nan."""
+    found = run["evaluations"]
+    values = found.get(name, ())
+    if name == SIGN_ERROR:
+        found = run.get("sign_error", {})
+        values = found.get("error", ())
     rounds = found.get("round", ())
-    values = found.get(key, ())
     return {t: number(value) for t, value in zip(rounds, values, strict=False)}
 
 
-def finite_accuracies(run: Result) -> list[float]:
-    """The accuracies of a run, in the order of the rounds, without nan."""
-    values = measured(run, "accuracy").values()
+def finite(run: Result, name: str) -> list[float]:
+    """The values of a metric of a run, in the order of the rounds, without those that are no numbers."""
+    values = measured(run, name).values()
     return [value for value in values if math.isfinite(value)]
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean. It is no number if one of the values is none.
+
+    >>> mean_of([1.0, 2.0]), mean_of([1.0, math.inf])
+    (1.5, nan)
+    """
+    return fmean(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def curve_of(runs: Sequence[Result], metric: str) -> Curve:
@@ -57,7 +65,7 @@ def curve_of(runs: Sequence[Result], metric: str) -> Curve:
     bands = [band(values) for values in points]
     return Curve(
         rounds=rounds,
-        mean=[fmean(values) for values in points],
+        mean=[mean_of(values) for values in points],
         low=[low for low, _ in bands],
         high=[high for _, high in bands],
     )
@@ -69,7 +77,7 @@ def spread_of(values: Sequence[float]) -> float | None:
     >>> spread_of([0.5]), spread_of([1.0, 3.0]), spread_of([1.0, 2.0, 3.0])
     (None, 2.0, 1.0)
     """
-    if len(values) < 2:
+    if len(values) < 2 or not all(map(math.isfinite, values)):
         return None
     if len(values) == 2:
         return max(values) - min(values)
@@ -90,18 +98,18 @@ def band(values: Sequence[float]) -> tuple[float, float]:
     return below, above
 
 
-def mean_text(mean: float, spread: float | None, sign: str = "") -> str:
-    """A mean and its spread in percent or points.
+def mean_text(metric: Metric, mean: float, spread: float | None, sign: str = "") -> str:
+    """A mean and its spread: in percent or points for a share, else in the unit of the metric, which is not written.
 
-    >>> mean_text(0.9251, 0.003), mean_text(0.0125, None, sign="+")
+    >>> from signvote.metrics import ACCURACY, LOSS
+    >>> mean_text(ACCURACY, 0.9251, 0.003), mean_text(ACCURACY, 0.0125, None, sign="+")
     ('92.51 ± 0.30', '+1.25')
+    >>> mean_text(LOSS, 1.0214, 0.003), mean_text(LOSS, -0.366, None, sign="+")
+    ('1.021 ± 0.003', '-0.366')
     """
-    percent = 100 * mean
-    return f"{percent:{sign}.2f}{_spread_text(spread)}"
-
-
-def _spread_text(spread: float | None) -> str:
-    if spread is None:
-        return ""
-    percent = 100 * spread
-    return f" ± {percent:.2f}"
+    if metric.is_share:
+        text = f"{100 * mean:{sign}.2f}"
+        return text if spread is None else f"{text} ± {100 * spread:.2f}"
+    digits = 3 if sign else 4  # significant ones: a difference is known less well
+    text = f"{mean:{sign}.{digits}g}"
+    return text if spread is None else f"{text} ± {spread:.2g}"

@@ -15,16 +15,17 @@
     return parent.appendChild(made);
   }
 
-  const asShare = () => metric !== "loss"; // accuracy and sign error are shares, shown in percent
-  const show = (value) => (asShare() ? (100 * value).toFixed(2) + " %" : value.toPrecision(4));
+  // The metric that a panel shows: {name, label, share, log}. It is its first one if its task does not measure the chosen one.
+  const shownIn = (panel) => panel.metrics.find((m) => m.name === metric) || panel.metrics[0];
+  const show = (m, value) => (m.share ? (100 * value).toFixed(2) + " %" : value.toPrecision(4));
 
-  // Points that can be drawn: {round, mean, low, high}. A loss that is not a number, or not positive on the log axis, is left out.
-  function points(series) {
-    const curve = series.curves[metric];
+  // Points that can be drawn: {round, mean, low, high}. A value that is not a number, or not positive on a log axis, is left out.
+  function points(m, series) {
+    const curve = series.curves[m.name];
     return curve.round
-      .map((round, i) => ({ round, mean: curve.mean[i], low: curve.low[i], high: curve.high[i] }))
-      .filter((p) => p.mean !== null && (asShare() || p.mean > 0))
-      .map((p) => (asShare() ? p : { ...p, low: Math.max(p.low, p.mean / 10) }));
+      .map((round, i) => ({ round, mean: curve.mean[i], low: curve.low[i] ?? curve.mean[i], high: curve.high[i] ?? curve.mean[i] }))
+      .filter((p) => p.mean !== null && (!m.log || p.mean > 0))
+      .map((p) => (m.log ? { ...p, low: Math.max(p.low, p.mean / 10) } : p));
   }
 
   function steps(low, high, count) {
@@ -44,21 +45,25 @@
   }
 
   function scales(panel, width, height) {
-    const visible = panel.series.filter((s) => !hidden.has(s.id)).flatMap(points);
+    const m = shownIn(panel);
+    const visible = panel.series.filter((s) => !hidden.has(s.id)).flatMap((s) => points(m, s));
     const all = visible.length ? visible : [{ round: 1, low: 0.1, high: 1, mean: 1 }];
     const trained = all.filter((p) => p.round > 0);
     const framed = trained.length ? trained : all;
     const last = Math.max(1, ...all.map((p) => p.round));
     let low = Math.min(...framed.map((p) => p.low)), high = Math.max(...framed.map((p) => p.high));
-    if (metric === "accuracy" && panel.frame) {
+    if (m === panel.metrics[0] && panel.frame && (panel.frame[0] > 0 || !m.log)) {
       [low, high] = panel.frame;
-    } else if (asShare()) {
+    } else if (m.share) {
       const margin = Math.max(0.005, 0.05 * (high - low));
-      [low, high] = [Math.max(0, low - margin), Math.min(1.005, high + margin)];
-    } else {
+      [low, high] = [Math.max(Math.min(0, low), low - margin), Math.min(Math.max(1, high) + 0.005, high + margin)];
+    } else if (m.log) {
       [low, high] = [low / 1.15, high * 1.15];
+    } else {
+      const margin = 0.05 * (high - low || Math.abs(high) || 1);
+      [low, high] = [low - margin, high + margin];
     }
-    const bend = asShare() ? (v) => v : Math.log;
+    const bend = m.log ? Math.log : (v) => v;
     const [inner, tall] = [width - MARGIN.left - MARGIN.right, height - MARGIN.top - MARGIN.bottom];
     return {
       last, low, high,
@@ -68,13 +73,13 @@
     };
   }
 
-  function drawAxes(svg, scale, width, height) {
+  function drawAxes(svg, m, scale, width, height) {
     const bottom = height - MARGIN.bottom;
-    const ticks = asShare() ? steps(scale.low, scale.high, 6) : logSteps(scale.low, scale.high);
+    const ticks = m.log ? logSteps(scale.low, scale.high) : steps(scale.low, scale.high, 6);
     for (const value of ticks) {
       const y = scale.y(value);
       element(svg, "line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y });
-      const text = String(Number((asShare() ? 100 * value : value).toPrecision(6)));
+      const text = String(Number((m.share ? 100 * value : value).toPrecision(6)));
       element(svg, "text", { x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, text);
     }
     for (const round of steps(0, scale.last, width < 500 ? 4 : 8)) {
@@ -83,14 +88,13 @@
       element(svg, "text", { x, y: bottom + 18, "text-anchor": "middle" }, String(Number(round.toPrecision(6))));
     }
     element(svg, "text", { x: (MARGIN.left + width - MARGIN.right) / 2, y: height - 4, "text-anchor": "middle" }, "round");
-    const name = { accuracy: "test accuracy (%)", loss: "test loss (log scale)", "sign error": "wrong signs in the decision (%)" };
-    element(svg, "text", { x: MARGIN.left - 44, y: 14 }, name[metric]);
+    element(svg, "text", { x: MARGIN.left - 44, y: 14 }, m.label);
   }
 
-  function drawCurve(parent, series, scale) {
+  function drawCurve(parent, m, series, scale) {
     const group = element(parent, "g", { "data-series": series.id, class: "curve" });
     if (hidden.has(series.id)) group.style.display = "none";
-    const shown = points(series);
+    const shown = points(m, series);
     const line = (values) => values.map(([round, v]) => `${scale.x(round).toFixed(1)},${scale.y(v).toFixed(1)}`).join(" ");
     const outline = [...shown.map((p) => [p.round, p.high]), ...shown.map((p) => [p.round, p.low]).reverse()];
     element(group, "polygon", { points: line(outline), fill: series.color, "fill-opacity": 0.14 });
@@ -106,7 +110,7 @@
   // A run that collapsed lies below the frame. A triangle at the edge marks its lowest round; the legend shows its accuracy.
   function drawFalls(svg, panel, scale, height) {
     const bottom = height - MARGIN.bottom, drawn = [];
-    if (metric !== "accuracy") return;
+    if (shownIn(panel) !== panel.metrics[0]) return;
     for (const { fall, color } of panel.series.filter((s) => s.fall && !hidden.has(s.id))) {
       let x = scale.x(fall.round);
       while (drawn.some((other) => Math.abs(x - other) < 12)) x += 12; // so that no triangle hides another
@@ -124,7 +128,8 @@
 
   function pointAt(panel, scale, holder, event) {
     const tip = holder.querySelector(".tip");
-    const visible = panel.series.filter((s) => !hidden.has(s.id)).map((s) => ({ series: s, all: points(s) }));
+    const m = shownIn(panel);
+    const visible = panel.series.filter((s) => !hidden.has(s.id)).map((s) => ({ series: s, all: points(m, s) }));
     const rounds = [...new Set(visible.flatMap((v) => v.all.map((p) => p.round)))];
     const at = scale.round(event.clientX - holder.getBoundingClientRect().left);
     const round = rounds.sort((a, b) => Math.abs(a - at) - Math.abs(b - at))[0];
@@ -137,7 +142,7 @@
       .forEach(({ series, point }) => {
         const row = element(tip, "div");
         swatch(row, series);
-        element(row, "b", {}, ` ${show(point.mean)} `);
+        element(row, "b", {}, ` ${show(m, point.mean)} `);
         element(row, "span", {}, series.label);
       });
     const x = scale.x(round);
@@ -152,18 +157,19 @@
 
   function drawPanel(panel, holder) {
     const width = Math.max(300, holder.clientWidth), height = Math.round(Math.min(440, Math.max(260, width * 0.5)));
+    const m = shownIn(panel);
     holder.replaceChildren();
     const svg = element(holder, "svg", {
-      class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${metric} by round, ${panel.title}`,
+      class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${m.name} by round, ${panel.title}`,
     });
     const scale = scales(panel, width, height);
-    drawAxes(svg, scale, width, height);
+    drawAxes(svg, m, scale, width, height);
     const id = `frame-${data.panels.indexOf(panel)}`;
     element(element(svg, "clipPath", { id }), "rect", {
       x: MARGIN.left, y: MARGIN.top - 2, width: width - MARGIN.left - MARGIN.right + 6, height: height - MARGIN.top - MARGIN.bottom + 2,
     });
     const frame = element(svg, "g", { "clip-path": `url(#${id})` });
-    for (const series of panel.series) drawCurve(frame, series, scale);
+    for (const series of panel.series) drawCurve(frame, m, series, scale);
     drawFalls(svg, panel, scale, height);
     const cursor = element(svg, "line", { class: "cursor", y1: MARGIN.top, y2: height - MARGIN.bottom });
     cursor.style.display = "none";

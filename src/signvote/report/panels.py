@@ -1,11 +1,12 @@
-"""Which curves share a panel, and the range of accuracies it shows: the same in the figure and on the page.
+"""Which curves share a panel, and the range of values it shows: the same in the figure and on the page.
 
 Few curves: a panel per task, recipe and attack, with a color per batch mode, as in the paper. Many curves: a
 panel per batch mode, all with the same range, with a color per rule, so that rivals are side by side.
 
 A run collapses if its accuracy is good at first and then drops to chance. Its curve would compress all others
 into a stripe. So the range then covers the usual accuracies of the other runs, and a mark at its lower edge shows
-the collapse. A line below the panel, where no curve is, states the lowest accuracy.
+the collapse. A line below the panel, where no curve is, states the lowest accuracy. This needs a metric that is a share
+and of which more is better; the range of another metric covers all curves, on a logarithmic axis if they span decades.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from statistics import median
 
+from signvote.metrics import Metric, metrics_of
 from signvote.report.experiments import Experiment, batch_order
 from signvote.report.labels import unique
 from signvote.report.marks import Marks, marks_of
-from signvote.report.measures import Curve, finite_accuracies, measured
+from signvote.report.measures import Curve, finite, measured
 from signvote.results import Result
 
 MOST_CURVES = 8  # in a panel; with more, there is a panel per batch mode
 ROOM_BELOW = 0.25  # below the lowest usual accuracy, as a share of the height above it
 LEAST_MARGIN = 0.005  # above and below the curves, in accuracy
-MARGIN = 0.05  # the same, as a share of the height
+MARGIN = 0.05  # the same, as a share of the height; the only margin of a metric that is no share
+DECADES = 20.0  # a metric whose highest value is so many times its lowest has a logarithmic axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +57,24 @@ class Panel:
 
     title: str
     members: list[Experiment]
-    frame: tuple[float, float]  # lowest and highest accuracy shown
+    frame: tuple[float, float]  # lowest and highest value shown
     fixed: bool  # whether the frame is not simply the range of the members' curves
+
+    @property
+    def metric(self) -> Metric:
+        """The metric of the frame."""
+        return self.members[0].metric
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the axis is logarithmic."""
+        bottom, top = self.frame
+        return not self.metric.is_share and 0 < bottom * DECADES < top
 
     def fall(self, experiment: Experiment) -> Fall | None:
         """The collapse of an experiment to below the frame; None if there is none."""
+        if not can_fall(self.metric):
+            return None
         bottom, top = self.frame
         lows = [lowest(run, top) for run in experiment.runs]
         collapsed = [low for low in lows if low is not None]
@@ -85,13 +101,18 @@ def arranged(experiments: list[Experiment]) -> tuple[list[Panel], Marks]:
     return _panels_by_title(experiments), marks_of(experiments)
 
 
+def can_fall(metric: Metric) -> bool:
+    """Whether a run can collapse: its metric is a share, and more is better."""
+    return metric.is_share and metric.more_is_better
+
+
 def lowest(run: Result, top: float) -> tuple[float, int] | None:
-    """Accuracy and round of the lowest point of a run that collapsed; None if it did not.
+    """Value and round of the lowest point of a run that collapsed; None if it did not.
 
     A run collapsed if it reached half of `top` and later fell below it, or if it never reached a third of it.
     """
     points = []
-    for t, accuracy in measured(run, "accuracy").items():
+    for t, accuracy in measured(run, metrics_of(run)[0].name).items():
         if t and math.isfinite(accuracy):
             points.append((accuracy, t))
     if not points:
@@ -143,7 +164,7 @@ def _panel(title: str, members: list[Experiment], rivals: list[Experiment]) -> P
     """A panel in the frame of all rivals."""
     low, high = _range(rivals)
     runs = [run for experiment in rivals for run in experiment.runs]
-    collapsed = any(lowest(run, high) for run in runs)
+    collapsed = can_fall(members[0].metric) and any(lowest(run, high) for run in runs)
     if collapsed:
         low = max(low, _bottom_without_collapsed(runs, high))
     shared = len(rivals) > len(members)
@@ -152,17 +173,22 @@ def _panel(title: str, members: list[Experiment], rivals: list[Experiment]) -> P
 
 def _range(experiments: list[Experiment]) -> tuple[float, float]:
     """All bands after round 0, with a margin: the untrained model would only waste room."""
+    metric = experiments[0].metric
     values: list[float] = []
     for experiment in experiments:
-        values += _trained(experiment.curve("accuracy"))
+        values += _trained(experiment.curve(metric.name))
     if not values:
         values = [0.0, 1.0]
     bottom = min(values)
     top = max(values)
-    margin = max(LEAST_MARGIN, MARGIN * (top - bottom))
-    low = max(0.0, bottom - margin)
-    high = min(1.0 + LEAST_MARGIN, top + margin)
-    return low, high
+    if metric.is_share:
+        margin = max(LEAST_MARGIN, MARGIN * (top - bottom))
+        low = max(min(0.0, bottom), bottom - margin)
+        return low, min(max(1.0, top) + LEAST_MARGIN, top + margin)
+    if 0 < bottom * DECADES < top:
+        return bottom / (1 + MARGIN), top * (1 + MARGIN)
+    margin = MARGIN * ((top - bottom) or abs(top) or 1.0)
+    return bottom - margin, top + margin
 
 
 def _trained(curve: Curve) -> list[float]:
@@ -186,7 +212,7 @@ def _bottom_without_collapsed(runs: list[Result], top: float) -> float:
 
 def _level(run: Result) -> float:
     """The usual accuracy of a run: the median of its second half."""
-    values = finite_accuracies(run)
+    values = finite(run, metrics_of(run)[0].name)
     if not values:
         return 0.0
     return median(values[len(values) // 2 :])

@@ -1,4 +1,4 @@
-"""The paper's figure 1: accuracy by round, with a color per batch mode and a line style per rule."""
+"""The paper's figure 1: the metric by round, with a color per batch mode and a line style per rule."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from signvote.atomic import write_atomically
 from signvote.errors import ConfigError
+from signvote.metrics import Metric
 from signvote.report.experiments import Experiment, batch_order, experiments_of
 from signvote.report.marks import Dashes, Marks
 from signvote.report.panels import Fall, Panel, apart, arranged
@@ -110,31 +111,35 @@ def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
     bottom, top = panel.frame
     axes.set_title(panel.title, fontsize=11, loc="left", wrap=True)
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy (%)")
+    axes.set_ylabel(f"test {panel.metric.title}")
     axes.set_xlim(left=0)
-    axes.set_ylim(100 * bottom, 100 * top)
+    if panel.is_log:
+        axes.set_yscale("log")
+    axes.set_ylim(*_drawn_values(panel.metric, [bottom, top]))
     _mark_falls(axes, panel, marks)
 
 
 def _draw_curve(axes: Axes, experiment: Experiment, marks: Marks) -> None:
-    curve = experiment.curve("accuracy")
+    metric = experiment.metric
+    curve = experiment.curve(metric.name)
     color = marks.color(experiment)
     axes.plot(
         curve.rounds,
-        _percent(curve.mean),
+        _drawn_values(metric, curve.mean),
         color=color,
         linestyle=_linestyle(marks.dash(experiment)),
         linewidth=LINE_WIDTH,
         marker="o" if len(curve.rounds) == 1 else None,
     )
     if len(experiment.runs) > 1:
-        low = _percent(curve.low)
-        high = _percent(curve.high)
+        low = _drawn_values(metric, curve.low)
+        high = _drawn_values(metric, curve.high)
         axes.fill_between(curve.rounds, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _percent(shares: list[float]) -> list[float]:
-    return [100 * share for share in shares]
+def _drawn_values(metric: Metric, values: list[float]) -> list[float]:
+    """A share in percent, another metric as it is."""
+    return [100 * value for value in values] if metric.is_share else values
 
 
 def _mark_falls(axes: Axes, panel: Panel, marks: Marks) -> None:

@@ -7,24 +7,28 @@ from itertools import groupby
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
-from signvote.report.finals import BASELINE, Row, lead_text, varying_settings
+from signvote.metrics import Metric
+from signvote.report.finals import BASELINE, Row, lead_text, value_text, varying_settings
 
 WORDS = ("batches", "rule")  # columns of text; the others are numbers
 LEAD_WIDTH = 12  # characters: a number and its spread on one line
 
 
 def tables_of(rows: list[Row], baseline: str = BASELINE) -> Iterator[Table]:
-    """Final accuracy by rule and batches, with a table for each combination of the other settings."""
+    """The final metric by rule and batches, with a table for each combination of the other settings."""
     varying = varying_settings(rows)
 
-    def settings(row: Row) -> str:
+    def settings(row: Row) -> tuple[str, Metric]:
         values = [row[name] for name in varying]
-        return ", ".join(str(value) for value in values if value)
+        return ", ".join(str(value) for value in values if value), row["metric"]
 
-    for words, members in groupby(rows, key=settings):
-        title = "Test accuracy at the end"
+    for (words, metric), members in groupby(rows, key=settings):
+        title = f"Test {escape(metric.name)} at the end"
+        if not metric.more_is_better:
+            title += f", {metric.direction}"
         if words:
             title += f": {words}"
         yield _table(list(members), title, baseline)
@@ -39,14 +43,16 @@ def _table(rows: list[Row], title: str, baseline: str) -> Table:
         caption_justify=left,
         box=SIMPLE_HEAD,
     )
+    metric: Metric = rows[0]["metric"]
+    value = escape(metric.name if metric.is_share else metric.title)
     has_leads = any(row["lead"] is not None for row in rows)
-    _add_columns(table, [f"against {baseline}"] if has_leads else [])
+    _add_columns(table, value, [f"against {baseline}"] if has_leads else [])
     for row in rows:
         leads = [lead_text(row)] if has_leads else []
         table.add_row(
             row["batches"],
             row["rule"],
-            _accuracy(row),
+            _value(row),
             *leads,
             str(row["seeds"]),
             *_sizes(row),
@@ -54,8 +60,8 @@ def _table(rows: list[Row], title: str, baseline: str) -> Table:
     return table
 
 
-def _add_columns(table: Table, leads: list[str]) -> None:
-    with_spread = ("accuracy", *leads)
+def _add_columns(table: Table, value: str, leads: list[str]) -> None:
+    with_spread = (value, *leads)
     for name in (*WORDS, *with_spread, "seeds", "bytes", "fewer"):
         table.add_column(
             name,
@@ -64,13 +70,19 @@ def _add_columns(table: Table, leads: list[str]) -> None:
         )
 
 
-def _accuracy(row: Row) -> str:
-    text = f"{row['accuracy']:.1%}"
-    if row["seeds"] > 1:
-        text += f" ± {row['spread']:.1%}"
+def _value(row: Row) -> str:
+    text = value_text(row)
+    if row["metric"].is_share:
+        text = _percent(row["value"])
+        if row["spread"] is not None:
+            text += f" ± {_percent(row['spread'])}"
     if row["status"] != "done":
         text += f" ({row['status']})"
     return text
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
 
 
 def _sizes(row: Row) -> tuple[str, str]:

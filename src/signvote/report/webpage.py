@@ -18,7 +18,7 @@ from signvote.report.experiments import Experiment, experiments_of, machines_of
 from signvote.report.finals import BASELINE, table
 from signvote.report.labels import batch_label, unique
 from signvote.report.marks import Marks
-from signvote.report.measures import SOURCES, Curve
+from signvote.report.measures import SIGN_ERROR, Curve
 from signvote.report.panels import Panel, arranged
 from signvote.results import Results
 
@@ -26,14 +26,15 @@ DIGITS = 6  # of a point of a curve
 
 
 def page(results: Results, baseline: str = BASELINE) -> str:
-    """The page as text: curves to explore, final accuracy, trust, bytes, time, configuration."""
+    """The page as text: curves to explore, final values, trust, bytes, time, configuration."""
     experiments = experiments_of(results)
     tasks = unique(str(experiment.settings["task"]) for experiment in experiments)
-    curves = {"panels": _panels(experiments), "metrics": _metrics(experiments)}
+    curves = {"panels": _panels(experiments), "metrics": _names(experiments)}
     parts = {
         "title": escape(", ".join(tasks)),
         "summary": escape(_summary(experiments)),
-        "accuracy": webtables.accuracy_table(table(results, baseline), baseline),
+        "final_title": escape(_final_title(experiments)),
+        "final": webtables.finals_table(table(results, baseline), baseline),
         "notices": notices.section(experiments),
         "trust": trust.section(experiments),
         "bytes": webtables.bytes_table(experiments),
@@ -71,6 +72,10 @@ def _summary(experiments: list[Experiment]) -> str:
     return text
 
 
+def _final_title(experiments: list[Experiment]) -> str:
+    return f"Final {', '.join(unique(experiment.metric.name for experiment in experiments))}"
+
+
 def _runs(number: int) -> str:
     return "1 run" if number == 1 else f"{number} runs"
 
@@ -88,23 +93,39 @@ def _panels(experiments: list[Experiment]) -> list[dict[str, Any]]:
             name = names[id(member)]
             series.append(_series(name, member, panel, marks))
         frame = list(panel.frame) if panel.fixed else None
-        data.append({"title": panel.title, "frame": frame, "series": series})
+        described = [_described(name, panel) for name in _names(panel.members)]
+        data.append({"title": panel.title, "frame": frame, "metrics": described, "series": series})
     return data
 
 
-def _series(name: str, experiment: Experiment, panel: Panel, marks: Marks) -> dict[str, Any]:
+def _described(name: str, panel: Panel) -> dict[str, Any]:
+    """How page.js draws a metric: as a share in percent, on a logarithmic axis, or as it is."""
+    if name == SIGN_ERROR:
+        return {"name": name, "label": "wrong signs in the decision (%)", "share": True, "log": False}
+    metric = next(metric for metric in panel.members[0].metrics if metric.name == name)
+    log = not metric.is_share and not metric.more_is_better and not _has_negative(panel, name)
+    axis = f"{metric.unit}, log scale" if metric.unit and log else metric.unit or ("log scale" if log else "")
+    label = f"test {name} ({axis})" if axis else f"test {name}"
+    return {"name": name, "label": label, "share": metric.is_share, "log": log}
+
+
+def _has_negative(panel: Panel, name: str) -> bool:
+    return any(mean < 0 for member in panel.members for mean in member.curve(name).mean)
+
+
+def _series(id: str, experiment: Experiment, panel: Panel, marks: Marks) -> dict[str, Any]:
     label = marks.name(experiment) if marks.by_curve else experiment.label
     if experiment.interrupted:
         label += " (interrupted)"
     sizes = batch_label(experiment.settings["batch_sizes"])
     return {
-        "id": name,
+        "id": id,
         "label": label,
         "title": f"batch sizes {sizes}; seeds: {len(experiment.runs)}",
         "color": marks.color(experiment),
         "dashes": marks.dash(experiment),
         "fall": _fall(experiment, panel),
-        "curves": {metric: _points(experiment.curve(metric)) for metric in SOURCES},
+        "curves": {name: _points(experiment.curve(name)) for name in _sources(experiment)},
     }
 
 
@@ -132,13 +153,21 @@ def _finite(values: Iterable[float]) -> list[float | None]:
     return points
 
 
-def _metrics(experiments: list[Experiment]) -> list[str]:
-    """The metrics that an experiment measured."""
+def _sources(experiment: Experiment) -> list[str]:
+    """What an experiment may have measured, the most important first."""
+    return [*(metric.name for metric in experiment.metrics), SIGN_ERROR]
 
-    def is_measured(metric: str) -> bool:
-        return any(experiment.curve(metric).rounds for experiment in experiments)
 
-    return list(filter(is_measured, SOURCES))
+def _names(experiments: list[Experiment]) -> list[str]:
+    """What an experiment did measure."""
+    names = unique(name for experiment in experiments for name in _sources(experiment))
+    measured = {
+        name
+        for experiment in experiments
+        for name in names
+        if name in _sources(experiment) and experiment.curve(name).rounds
+    }
+    return [name for name in names if name in measured]
 
 
 # The configuration.

@@ -1,38 +1,45 @@
-"""The tables of the page: final accuracy, bytes and time."""
+"""The tables of the page: final metric, bytes and time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
 
+from signvote.metrics import Metric
 from signvote.report.experiments import Experiment
-from signvote.report.finals import Row, lead_text
+from signvote.report.finals import Row, by_metric, lead_text, value_text
 from signvote.report.labels import unique
 from signvote.report.marks import color_of
 from signvote.report.markup import NOT_RECORDED, Head, bar, cell, count, row, table
-from signvote.report.measures import mean_text
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown if a row has an unusual value
 USUAL = {None, "", "shared"}
 ABOUT_BOLD = (
-    "Bold: the highest mean under the same conditions. A difference within the spread may be due to chance."
+    "Bold: the {} mean under the same conditions. A difference within the spread may be due to chance."
 )
 CLEARLY_FEWER = 1.05  # a smaller ratio is shown as the same number of bytes
 
 
-def accuracy_table(rows: list[Row], baseline: str) -> str:
-    """Final accuracy of each experiment, and its lead over the baseline if there is one."""
+def finals_table(rows: list[Row], baseline: str) -> str:
+    """The final metric of each experiment, and its lead over the baseline if there is one. A table for each metric."""
+    return "".join(_finals_table(members, metric, baseline) for metric, members in by_metric(rows))
+
+
+def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
     keys = ["task", *_unusual(rows), "batches", "rule"]
     has_leads = any(row["lead"] is not None for row in rows)
     heads = [Head(key) for key in keys]
-    heads.append(Head("accuracy", "number"))
+    heads.append(Head(metric.name, "number"))
     if has_leads:
         heads.append(Head(f"against {baseline}", "number"))
     heads += [Head(text, "number") for text in ("seeds", "bytes up", "fewer than float32")]
-    body = [_accuracy_row(row, keys, has_leads) for row in rows]
-    note = ABOUT_BOLD
+    body = [_finals_row(row, keys, has_leads) for row in rows]
+    note = ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")
     if has_leads:
-        note += f" Against {baseline}: the lead under the same conditions in points, paired by seed."
+        unit = " in points" if metric.is_share else ""
+        note += f" Against {baseline}: the lead under the same conditions{unit}, paired by seed."
+        if not metric.more_is_better:
+            note += " Less is better, so a lead is below 0."
     html = table(heads, body)
     return f'{html}<p class="note">{escape(note)}</p>'
 
@@ -108,14 +115,14 @@ def _unusual(rows: list[Row]) -> list[str]:
     return unusual
 
 
-def _accuracy_row(found: Row, keys: list[str], has_leads: bool) -> str:
-    accuracy = mean_text(found["accuracy"], found["spread"])
+def _finals_row(found: Row, keys: list[str], has_leads: bool) -> str:
+    value = f"{value_text(found)} {found['metric'].unit}".rstrip()
     status = " <small>interrupted</small>" if found["status"] == "interrupted" else ""
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"
     cells = [cell(found[key], key) for key in keys]
-    cells.append(cell(f"{accuracy} %", "number accuracy", status))
+    cells.append(cell(value, "number value", status))
     if has_leads:
         cells.append(cell(lead_text(found), "number"))
     cells.append(cell(found["seeds"], "number"))

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from signvote.errors import StateError
+from signvote.errors import ConfigError, StateError
+from signvote.metrics import USUAL, Metric, check_metrics, metrics_of
 from signvote.settings import Settings
 
 HINTS = get_type_hints(Settings)
@@ -60,6 +61,7 @@ def check_run(run: dict[str, Any], what: str) -> None:
         if name in run and not is_right(run[name]):
             raise StateError(f"{what} has a wrong {name!r}; was the file edited?")
     _check_settings(run["config"], what)
+    _check_evaluations(run, what)
     _check_trust(run, what)
 
 
@@ -149,8 +151,26 @@ def _rising(value: dict[str, Any]) -> bool:
 
 
 def _is_evaluations(value: Any) -> bool:
-    lists = _table_of(round=_is_count, accuracy=_is_accuracy, loss=_is_loss)
-    return lists(value) and _rising(value)
+    """Rounds, and a list of values for each metric."""
+    if not isinstance(value, dict):
+        return False
+    metrics = dict.fromkeys(value.keys() - {"round"}, _is_loss)
+    return _table_of(round=_is_count, **metrics)(value) and _rising(value)
+
+
+def _is_metrics(value: Any) -> bool:
+    """Descriptions of metrics, as `Metric.as_dict` writes them."""
+    if not isinstance(value, list) or not all(isinstance(described, dict) for described in value):
+        return False
+    if not all(isinstance(described.get("more_is_better", False), bool) for described in value):
+        return False
+    if not all(isinstance(described.get(name), str) for described in value for name in ("name", "unit")):
+        return False
+    try:
+        check_metrics([Metric(**described) for described in value])
+    except (ConfigError, TypeError):
+        return False
+    return True
 
 
 def _is_sign_error(value: Any) -> bool:
@@ -162,6 +182,7 @@ ENTRIES: dict[str, Check] = {
     "status": lambda value: value in ("done", "interrupted"),
     "coordinates": lambda value: _is_count(value) and value > 0,
     "evaluations": _is_evaluations,
+    "metrics": _is_metrics,
     "machine": lambda value: _list_of(_is_machine)(value) and len(value) <= MOST_MACHINES,
     "seconds": _dict_of(_is_time),
     "voters": _list_of(_is_pair),
@@ -174,8 +195,19 @@ ENTRIES: dict[str, Check] = {
     "accuracy_by_class": _list_of(_is_share),
     "undecided": _is_count,
     "notices": lambda value: _list_of(is_text)(value) and len(value) <= MOST_NOTICES,
+    "data": _dict_of(is_text),
 }
-OPTIONAL = ("trust", "sign_error", "versions", "rounds_done", "accuracy_by_class", "undecided", "notices")
+OPTIONAL = (
+    "metrics",
+    "trust",
+    "sign_error",
+    "versions",
+    "rounds_done",
+    "accuracy_by_class",
+    "undecided",
+    "notices",
+    "data",
+)
 
 
 # ---- entries that depend on each other -----------------------------------------------------------
@@ -194,6 +226,17 @@ def _check_settings(config: dict[str, Any], what: str) -> None:
     for name in ("mode", "workers", "rounds", "evaluate_every"):
         if config.get(name) is not None and config[name] < 0:
             raise StateError(f"{what} has a wrong setting {name} = {config[name]}; was the file edited?")
+
+
+def _check_evaluations(run: dict[str, Any], what: str) -> None:
+    """Each metric has values. An accuracy is a share."""
+    found = run["evaluations"]
+    if not found:
+        return
+    metrics = metrics_of(run)
+    values = [value for value in found.get("accuracy", []) if metrics == USUAL]
+    if any(metric.name not in found for metric in metrics) or not all(map(_is_accuracy, values)):
+        raise StateError(f"{what} has a wrong 'evaluations'; was the file edited?")
 
 
 def _check_trust(run: dict[str, Any], what: str) -> None:

@@ -8,25 +8,37 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from signvote.metrics import USUAL, metrics_of
 from signvote.results.files import Result, Results, current
 from signvote.results.lengths import running_totals
 from signvote.settings import SETTINGS
 
 SUMS = ("bytes_up", "bytes_down")  # summed over all workers and rounds
-MEASURED = ("status", "round", "accuracy", "loss", "sign_error", *SUMS)
-GIVEN = tuple(name for name in SETTINGS if name not in MEASURED)
+BEFORE = ("status", "round")  # the metrics
+AFTER = ("sign_error", *SUMS)
+GIVEN = tuple(name for name in SETTINGS if name not in (*BEFORE, *AFTER))
 FORMULA = ("=", "+", "-", "@")  # the start of a text that a spreadsheet would compute
-COLUMNS = (*GIVEN, *MEASURED)
+COLUMNS = (*GIVEN, *BEFORE, *(metric.name for metric in USUAL), *AFTER)  # of results of classifiers
 
 
 def to_csv(results: Results) -> str:
-    """A row per evaluation of each run; bytes are summed over all workers and all rounds so far."""
+    """A row per evaluation of each run; bytes are summed over all workers and all rounds so far.
+
+    Each metric is a column. A metric called like a setting has "measured" before its name.
+    """
+    runs = current(results)["runs"]
+    metrics = dict.fromkeys(_column(metric.name) for run in runs for metric in metrics_of(run))
+    columns = (*GIVEN, *BEFORE, *metrics, *AFTER)
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for run in current(results)["runs"]:
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writerow({name: _text(name) for name in columns})
+    for run in runs:
         writer.writerows(_rows(run))
     return text.getvalue()
+
+
+def _column(metric: str) -> str:
+    return f"measured {metric}" if metric in GIVEN else metric
 
 
 def _rows(run: Result) -> Iterator[dict[str, Any]]:
@@ -37,9 +49,9 @@ def _rows(run: Result) -> Iterator[dict[str, Any]]:
     if not found:
         return
     sums = {name: running_totals(run[name], found["round"]) for name in SUMS}
-    columns = (found["round"], found["accuracy"], found["loss"])
-    for i, (t, accuracy, loss) in enumerate(zip(*columns, strict=True)):
-        row = {"round": t, "accuracy": accuracy, "loss": loss, "sign_error": errors.get(t)}
+    for i, t in enumerate(found["round"]):
+        row = {"round": t, "sign_error": errors.get(t)}
+        row |= {_column(metric.name): found[metric.name][i] for metric in metrics_of(run)}
         row |= {name: by_round[i] for name, by_round in sums.items()}
         yield shared | row
 

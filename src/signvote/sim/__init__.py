@@ -6,5 +6,16 @@ from signvote.sim.loop import train
 from signvote.sim.population import mode_batch_sizes
 from signvote.sim.run import Run
 from signvote.sim.tracking import TensorBoard, Tracker
+from signvote.sim.trained import Trained
 
-__all__ = ["RECIPES", "YARDSTICKS", "Config", "Run", "TensorBoard", "Tracker", "mode_batch_sizes", "train"]
+__all__ = [
+    "RECIPES",
+    "YARDSTICKS",
+    "Config",
+    "Run",
+    "TensorBoard",
+    "Tracker",
+    "Trained",
+    "mode_batch_sizes",
+    "train",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import os
 import queue
@@ -18,6 +19,7 @@ from threading import Event, Thread
 from typing import Any
 
 from signvote.errors import ConfigError, StateError
+from signvote.metrics import metrics_of
 from signvote.results import Result, Results, add, identity, identity_of, read, results_file, results_of
 from signvote.settings import SETTINGS, unusual
 from signvote.sim.config import Config
@@ -27,7 +29,7 @@ from signvote.sim.run import Run
 from signvote.sim.tracking import Tracker
 from signvote.tasks import Task, load_task
 
-Watch = Callable[[int, int, float], None]  # number of the run, rounds done, accuracy
+Watch = Callable[[int, int, str], None]  # number of the run, rounds done, its first metric as text
 SECONDS_BETWEEN_NEWS = 0.2
 LONGEST_NAME = 255  # bytes that file systems accept
 DIGEST_LENGTH = 16
@@ -42,7 +44,7 @@ def compare(
     data_dir: Path | None = None,
     machine: Machine | None = None,
     jobs: int | None = None,
-    watch: Watch = lambda number, round, accuracy: None,
+    watch: Watch = lambda number, round, reading: None,
     trackers: Sequence[Callable[[Path], Tracker]] = (),
 ) -> Results:
     """Run all that is not done yet and return the results of all; Ctrl-C keeps what there is.
@@ -86,9 +88,8 @@ def compare(
         return add(path, [result for result in finished if result is not None], command)
 
     if todo:
-        tasks = dict.fromkeys((configs[i].task, configs[i].model) for i in todo)
-        for task, model in tasks:
-            load_task(task, data_dir, model)  # raises at once if data are missing
+        for task, model, options in dict.fromkeys(_task_of(configs[i]) for i in todo):
+            load_task(task, data_dir, model, json.loads(options))  # raises at once if data are missing
         processes = min(jobs or _jobs_on(machine), len(todo))
         with _pool(processes) as (pool, news, stop):
             futures = {}
@@ -123,7 +124,7 @@ def _full_name(config: Config) -> str:
     changed = unusual(config.as_dict())
     between = [_part(name, value) for name, value in changed.items() if SETTINGS[name].metadata["in_name"]]
     parts = [
-        config.task,
+        re.sub(r"[^0-9A-Za-z.-]+", "_", config.task),
         config.rule,
         config.recipe,
         f"mode{config.mode}" if config.mode else "batches",
@@ -144,11 +145,16 @@ def names_of(configs: list[Config]) -> list[str]:
 
 def in_order(numbers: list[int], configs: list[Config]) -> list[int]:
     """Put runs of the same model and batch sizes one after the other: a GPU keeps its graphs for them."""
-    kinds = [(config.task, config.model or "", config.batch_sizes) for config in configs]
+    kinds = [(*_task_of(config), config.batch_sizes) for config in configs]
     first: dict[Any, int] = {}
     for i, kind in enumerate(kinds):
         first.setdefault(kind, i)
     return sorted(numbers, key=lambda i: (first[kinds[i]], i))
+
+
+def _task_of(config: Config) -> tuple[str, str | None, str]:
+    """Everything that decides about the task and its model, in a form that can be a key."""
+    return config.task, config.model, json.dumps(config.task_options, sort_keys=True)
 
 
 def done(config: Config, folder: Path) -> Result | None:
@@ -176,8 +182,9 @@ def _jobs_on(machine: Machine) -> int:
 def _watch_result(watch: Watch, number: int, result: Result | None) -> None:
     """Report the end of a run, unless it was stopped before it began."""
     if result is not None:
-        accuracy = result["evaluations"]["accuracy"][-1]
-        watch(number, result["rounds_done"], accuracy)
+        metric = metrics_of(result)[0]
+        value = result["evaluations"][metric.name][-1]
+        watch(number, result["rounds_done"], metric.text(value))
 
 
 def _part(name: str, value: Any) -> str:
@@ -222,8 +229,12 @@ def _earlier(path: Path) -> Results:
 # ---- in the process of a run ---------------------------------------------------------------------
 
 _workshop: dict[Any, Any] = {}  # captured graphs, shared by consecutive runs of a process
-_task: Callable[..., Task] = lru_cache(maxsize=1)(load_task)
 _parent: dict[str, Any] = {}  # "news": a queue to the waiting process; "stop": an event that it sets
+
+
+@lru_cache(maxsize=1)
+def _task(name: str, model: str | None, options: str, data_dir: Path | None) -> Task:
+    return load_task(name, data_dir, model, json.loads(options))
 
 
 def _begin(news: Any, stop: Any) -> None:
@@ -259,13 +270,12 @@ def _one(
         nonlocal last
         if time.monotonic() - last > SECONDS_BETWEEN_NEWS:
             last = time.monotonic()
-            accuracy = run.history["evaluations"]["accuracy"][-1]
-            news.put((number, run.round, accuracy))
+            news.put((number, run.round, run.reading()))
         return bool(stop.is_set())
 
-    return train(
+    result = train(
         config,
-        _task(config.task, data_dir, config.model),
+        _task(*_task_of(config), data_dir),
         folder,
         resume=True,
         watch=watch,
@@ -273,6 +283,7 @@ def _one(
         workshop=_workshop,
         trackers=[make(folder) for make in trackers],
     )
+    return dict(result)  # without the model
 
 
 # ---- in the waiting process ----------------------------------------------------------------------
@@ -289,9 +300,9 @@ def _follow(
     waiting = dict(futures)
     while waiting and not stopped.is_set():
         with suppress(queue.Empty):
-            number, round, accuracy = news.get(timeout=0.1)
+            number, round, reading = news.get(timeout=0.1)
             if number in waiting:  # news after the result are old
-                watch(number, round, accuracy)
+                watch(number, round, reading)
         ended = [i for i, future in waiting.items() if future.done()]
         for i in ended:
             result = waiting.pop(i).result()

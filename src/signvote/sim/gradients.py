@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from signvote.core.layout import Layout, trainable
 from signvote.sim.population import generator
-from signvote.tasks import Task
+from signvote.tasks import Batch, Data, OutputLoss, Task
+from signvote.tasks.metrics import Score, need_outputs, right
 
 TRUTH = 1000  # samples per batch of batch norm in the gradient of all data
 
@@ -68,21 +69,18 @@ class Gradients:
         return self.flat
 
     def _add(self, indices: Tensor, draws: Tensor | None, relabeled: bool = False) -> None:
-        train = self.task.train
-        inputs = train.inputs[indices]
-        inputs = self.task.prepare(inputs, draws)
-        labels = train.labels[indices]
+        task = self.task
+        batch = task.batch(task.train, indices, draws)
         if relabeled:
-            labels = train.wrong(labels)
+            batch = batch._replace(labels=task.train.wrong(batch.labels))
         size = len(indices)
-        samples = self.task.samples_per_pass or size
-        if train.inputs.is_cuda:  # has no cache to fit into
+        samples = task.samples_per_pass or size
+        if self.x.is_cuda:  # has no cache to fit into
             samples = size
         for start in range(0, size, samples):
             piece = slice(start, start + samples)
-            outputs = self.model(inputs[piece])
-            share = len(outputs) / size
-            loss = self.task.loss(outputs, labels[piece])
+            share = len(range(size)[piece]) / size
+            loss = task.loss(self.model, batch.mapped(lambda tensor, piece=piece: tensor[piece]))  # type: ignore[misc]
             loss = loss * share
             loss.backward()  # type: ignore[no-untyped-call]
 
@@ -104,42 +102,42 @@ class Gradients:
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, batch: int) -> tuple[float, float]:
-    """(accuracy, mean loss) on the test data. Batch norm without running statistics uses `batch` samples."""
+def evaluate(task: Task, model: nn.Module, batch: int) -> dict[str, float]:
+    """The metrics on the test data, by name. Batch norm without running statistics uses `batch` samples."""
     model.eval()
-    right = 0
-    loss = 0.0
-    for labels, outputs in _tested(task, model, batch):
-        hits = outputs.argmax(1) == labels
-        right += int(hits.sum())
-        mean_loss = float(task.loss(outputs, labels))
-        loss += mean_loss * len(labels)
-    samples = len(task.test)
-    return right / samples, loss / samples
+    score = Score(task.metrics)
+    of_outputs = task.loss if isinstance(task.loss, OutputLoss) else None
+    for size, piece in _tested(task, batch):
+        outputs = None
+        if of_outputs is not None or need_outputs(task.metrics):
+            outputs = model(piece.inputs)
+        loss = task.loss(model, piece) if of_outputs is None else of_outputs.of(outputs, piece.labels)
+        score.add(size, float(loss), outputs, piece.labels)
+    return score.result()
 
 
 @torch.no_grad()
 def by_class(task: Task, model: nn.Module, batch: int) -> list[float]:
-    """The accuracy on the test data of each class."""
+    """The accuracy on the test data of each class; empty if the task measures no accuracy of classes."""
+    labels = task.test.classes if isinstance(task.test, Data) else None
+    if labels is None or all(metric.values is not right for metric in task.metrics):
+        return []
     model.eval()
-    guesses = [outputs.argmax(1) for _, outputs in _tested(task, model, batch)]
-    labels = task.test.labels
-    right = labels[torch.cat(guesses) == labels]
+    guesses = [model(piece.inputs).argmax(1) for _, piece in _tested(task, batch)]
+    hit = labels[torch.cat(guesses) == labels]
     count = labels.bincount()
-    hits = right.bincount(minlength=len(count))
+    hits = hit.bincount(minlength=len(count))
     shares = hits / count.clamp_min(1)
     accuracies: list[float] = shares.tolist()
     return accuracies
 
 
-def _tested(task: Task, model: nn.Module, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Labels and outputs of the test data, batch by batch."""
-    test = task.test
-    for start in range(0, len(test), batch):
-        piece = slice(start, start + batch)
-        inputs = task.prepare(test.inputs[piece])
-        outputs = model(inputs)
-        yield test.labels[piece], outputs
+def _tested(task: Task, batch: int) -> Iterator[tuple[int, Batch]]:
+    """The test data, batch by batch, each with its number of samples."""
+    samples = len(task.test)
+    for start in range(0, samples, batch):
+        indices = torch.arange(start, min(start + batch, samples))
+        yield len(indices), task.batch(task.test, indices)
 
 
 def sign_error(decision: Tensor, truth: Tensor) -> float:

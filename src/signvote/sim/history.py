@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from signvote.results import FORMAT, lengths
 from signvote.sim.gradients import by_class
 from signvote.sim.machine import Machine, versions
+from signvote.tasks import Task
 
 if TYPE_CHECKING:
     from signvote.sim.run import Run
@@ -16,10 +17,10 @@ PER_ROUND = ("voters", "bytes_up", "bytes_down")
 History = dict[str, Any]
 
 
-def empty_history() -> History:
+def empty_history(task: Task) -> History:
     """The history of a run that has not begun."""
     history: History = {
-        "evaluations": {"round": [], "accuracy": [], "loss": []},
+        "evaluations": {"round": [], **{metric.name: [] for metric in task.metrics}},
         "trust": {"round": [], "weight": [], "overruled": []},
         "sign_error": {"round": [], "error": []},
     }
@@ -51,9 +52,10 @@ def note_machine(machines: list[dict[str, Any]], machine: Machine, round: int) -
 def result_of(run: Run, status: str) -> dict[str, Any]:
     """The entry of a run in results.json."""
     config = run.config
+    task = run.gradients.task
     accuracies: list[float] = []
     if status == "done":
-        accuracies = by_class(run.gradients.task, run.model, config.test_batch)
+        accuracies = by_class(task, run.model, config.test_batch)
     server = run.server
     undecided = sum(voters < config.min_voters for voters in run.history["voters"])
     trust = {"workers": list(range(config.workers)), **run.history["trust"]}
@@ -66,6 +68,7 @@ def result_of(run: Run, status: str) -> dict[str, Any]:
         "rounds_done": run.round,
         "machine": run.machines,
         "seconds": run.seconds,
+        "metrics": [metric.as_dict() for metric in task.metrics],
         **run.history,
         "accuracy_by_class": accuracies,
         **{name: lengths.pack(run.history[name]) for name in PER_ROUND},
@@ -73,4 +76,5 @@ def result_of(run: Run, status: str) -> dict[str, Any]:
         "notices": [] if server is None else server.watch.notices,
         "trust": lengths.short(trust) if trust["round"] else {},
         "sign_error": lengths.short(run.history["sign_error"]) if config.sign_error else {},
+        **({"data": dict(task.about)} if task.about else {}),
     }

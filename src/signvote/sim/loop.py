@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 from signvote import checkpoint
 from signvote.errors import StateError
@@ -18,6 +20,7 @@ from signvote.sim.machine import Machine
 from signvote.sim.run import Run
 from signvote.sim.setup import Workshop
 from signvote.sim.tracking import Telling, Tracker
+from signvote.sim.trained import CHECKPOINT, RESULT, Trained, check_folder
 from signvote.tasks import Task
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -26,20 +29,24 @@ SECONDS_BETWEEN_CHECKPOINTS = 30.0
 def train(
     config: Config,
     task: Task,
-    out: Path,
+    out: Path | str,
     *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
     resume: bool = False,
     watch: Callable[[Run], bool | None] = lambda run: None,
     machine: Machine | None = None,
     workshop: Workshop | None = None,
     trackers: Sequence[Tracker] = (),
-) -> dict[str, Any]:
+) -> Trained:
     """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.
+
+    Returns the content of `result.json`; its attribute `model` is the trained model.
 
     Args:
         config: the run.
         task: the result of `load_task(config.task)`, or your own task.
-        out: a folder, created if necessary.
+        out: a folder, created if necessary. One that holds another run is refused.
+        model: instead of the task's: a model, of which a copy is trained, or a function that makes one.
         resume: resume from the checkpoint in `out`, if there is one.
         watch: called after every round; the run stops if it returns True.
         machine: the machine to compute on; default: the CPU.
@@ -47,7 +54,11 @@ def train(
         trackers: called at every evaluation.
 
     """
-    path = out / "checkpoint.safetensors"
+    out = Path(out)
+    check_folder(out, resume=resume)
+    if model is not None:
+        task = replace(task, model=model)
+    path = out / CHECKPOINT
     machine = machine or Machine()
     with machine.ready():
         run = Run(config, task, machine, workshop)
@@ -67,9 +78,9 @@ def train(
                     saved = time.monotonic()
             checkpoint.save(path, run.state_dict())
             result = run.result("done" if run.round == config.rounds else "interrupted")
-            write(out / "result.json", result)
+            write(out / RESULT, result)
             telling.finish(result)
-    return result
+        return Trained(result, run.model)
 
 
 def _resume(run: Run, path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from signvote.errors import ConfigError
+from signvote.tasks import Samples
 
 SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> how many of 15 workers have a small batch
 SMALL_BATCH = 4
@@ -52,11 +53,11 @@ def generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
+def split(samples: Samples, workers: int, how: str, seed: int) -> list[Tensor]:
     """The samples that each worker owns.
 
     Args:
-        labels: labels of the training data.
+        samples: the training data.
         workers: number of workers.
         seed: seed of the run.
         how: "shared": every worker owns all data, as in the paper. "iid": equal random parts. "dirichlet:A":
@@ -65,18 +66,20 @@ def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
     """
     kind, _, value = how.partition(":")
     if kind == "shared" and not value:
-        everything = torch.arange(len(labels))
+        everything = torch.arange(len(samples))
         return [everything] * workers
     draws = generator(seed, 1)
-    shuffled = torch.randperm(len(labels), generator=draws)
+    shuffled = torch.randperm(len(samples), generator=draws)
     if kind == "iid" and not value:
         parts = [shuffled[m::workers] for m in range(workers)]
     elif kind == "dirichlet":
         alpha = _number(how, value)
+        labels = _classes(samples, how)
         shares = _dirichlet(labels, workers, alpha, seed)
         parts = _divided(labels, shuffled, shares)
     elif kind == "labels":
         k = int(_number(how, value))
+        labels = _classes(samples, how)
         shares = _few_labels(labels, workers, k)
         parts = _divided(labels, shuffled, shares)
     else:
@@ -87,6 +90,15 @@ def split(labels: Tensor, workers: int, how: str, seed: int) -> list[Tensor]:
                 f"split {how!r} leaves worker {m} without a sample; use fewer workers or another split"
             )
     return parts
+
+
+def _classes(samples: Samples, how: str) -> Tensor:
+    classes = samples.classes
+    if classes is None:
+        raise ConfigError(
+            f"split is {how!r}; it needs class labels, integers of shape (n,), and the task has none: use shared or iid"
+        )
+    return classes
 
 
 def _number(how: str, value: str) -> float:

@@ -24,6 +24,7 @@ from signvote.sim.state import load_state, state_of
 from signvote.sim.warmup import warm_up
 from signvote.sim.yardsticks import AGGREGATES, Adam, float_bytes, messages
 from signvote.tasks import Task
+from signvote.tasks.trial import tried
 
 log = logging.getLogger("signvote")
 
@@ -61,7 +62,8 @@ class Run:
         self.adam = Adam(self.gradients.x, config.momentum) if config.rule == "adamw" else None
         self.round = 0
         self.machines: list[dict[str, Any]] = []  # that computed the rounds
-        self.history = empty_history()
+        self.history = empty_history(task)
+        tried(self.gradients.task, self.model)
         self.last_decision: Planes | None = None  # kept for attackers
         self._logged = 0  # notices
         self._is_warm = False
@@ -192,10 +194,16 @@ class Run:
 
     # ---- measurements ----------------------------------------------------------------------------
 
+    def reading(self) -> str:
+        """The first metric at the last evaluation, as text; empty before the first one."""
+        metric = self.gradients.task.metrics[0]
+        values = self.history["evaluations"][metric.name]
+        return metric.text(values[-1]) if values else ""
+
     def _evaluate(self) -> None:
         with self.phases.timed("evaluate"):
-            accuracy, loss = self.workers.evaluate()
-        note(self.history, "evaluations", round=self.round, accuracy=accuracy, loss=loss)
+            measured = self.workers.evaluate()
+        note(self.history, "evaluations", round=self.round, **measured)
 
     def _record_trust(self, t: int, server: Server) -> None:
         """Note each worker's mean weight in the next vote, and the share of its votes that was overruled."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,23 +13,33 @@ from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rules import RULES
 from signvote.core.server import Server
+from signvote.errors import ConfigError
 from signvote.sim.attacks import parse_attack
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients
-from signvote.sim.joint.passes import JointPass
+from signvote.sim.joint.passes import JointPass, is_joint
 from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
-from signvote.sim.population import Sampler, generator, parse_absences, split
+from signvote.sim.population import FOREVER, Sampler, generator, parse_absences, split
 from signvote.sim.workers import Assignment, OneByOne, Workers
 from signvote.tasks import Task
+
+log = logging.getLogger("signvote")
 
 Workshop = dict[Any, JointPass]  # a cache of captured graphs, for consecutive runs
 
 
 def make_assignment(config: Config, task: Task) -> Assignment:
     """The work of a run."""
-    parts = split(task.train.labels, config.workers, config.split, config.seed)
+    parts = split(task.train, config.workers, config.split, config.seed)
+    hostility = parse_attack(config.attack, config.workers)
+    relabels = hostility is not None and hostility.relabels(config.workers - 1, FOREVER)
+    if relabels and task.train.classes is None:
+        raise ConfigError(
+            f"attack is {config.attack!r}; it needs class labels, integers of shape (n,),"
+            f" and task {task.name!r} has none"
+        )
     names = [field.name for field in fields(Encoding) if field.name != "corrects"]
     corrects = config.rule in RULES and RULES[config.rule].corrects
     encoding = Encoding(**{name: getattr(config, name) for name in names}, corrects=corrects)
@@ -38,7 +50,7 @@ def make_assignment(config: Config, task: Task) -> Assignment:
         encoding=encoding,
         sampler=Sampler(parts, config.batch_sizes, config.seed),
         absences=parse_absences(config.absent, config.workers),
-        hostility=parse_attack(config.attack, config.workers),
+        hostility=hostility,
     )
 
 
@@ -57,6 +69,14 @@ def make_server(work: Assignment, layout: Layout) -> Server | None:
     )
 
 
+@lru_cache
+def _log_fallback(why: str) -> None:
+    """Log once per process."""
+    log.warning(
+        "signvote: workers compute one after another, because the joint pass cannot train this task: %s", why
+    )
+
+
 def make_workers(
     work: Assignment, task: Task, machine: Machine, workshop: Workshop, phases: Phases
 ) -> Workers:
@@ -68,12 +88,16 @@ def make_workers(
         model = task.model().to(device)
     if not machine.is_together:
         return OneByOne(work, Gradients(task.to(device), model), phases)
+    if not is_joint(task):
+        _log_fallback("it needs a loss of outputs and labels, and tensors in memory")
+        return OneByOne(work, Gradients(task.to(device), model), phases)
     key = id(task), config.batch_sizes, config.test_batch, machine
     if key not in workshop:
         workshop.clear()
         gradients = Gradients(task.to(device), model)
         joint = JointPass(gradients, config.batch_sizes, machine, config.test_batch)
         if joint.model is None:
+            _log_fallback("its model has a layer, or a dropout, that this pass does not know")
             return OneByOne(work, gradients, phases)
         workshop[key] = joint
     workshop[key].restart(model)

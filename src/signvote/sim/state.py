@@ -12,7 +12,7 @@ from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
 from signvote.settings import completed
-from signvote.sim.history import PER_ROUND, empty_history
+from signvote.sim.history import PER_ROUND
 from signvote.sim.phases import PHASES
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def state_of(run: Run) -> dict[str, Any]:
         "history": run.history,
         "seconds": run.seconds,
         "machines": run.machines,
+        "data": dict(run.gradients.task.about),
     }
 
 
@@ -52,7 +53,8 @@ def load_state(run: Run, state: dict[str, Any]) -> None:
     state = upgraded(state, "the checkpoint", VERSION)
     try:
         _check_config(run, json.loads(state["config"]))
-        _check_history(state)
+        _check_data(run, dict(state.get("data", {})))
+        _check_history(run, state)
         _load(run, state)
     except StateError:
         raise
@@ -73,11 +75,22 @@ def _check_config(run: Run, saved: dict[str, Any]) -> None:
         raise StateError(f"the checkpoint is of another run: {', '.join(differing)}")
 
 
-def _check_history(state: dict[str, Any]) -> None:
+def _check_data(run: Run, saved: dict[str, str]) -> None:
+    """Raise if the task had other data. Earlier checkpoints do not say."""
+    mine = dict(run.gradients.task.about)
+    if saved and saved != mine:
+        raise StateError(f"the checkpoint is of other data: {_words(saved)} instead of {_words(mine)}")
+
+
+def _words(about: dict[str, str]) -> str:
+    return ", ".join(f"{name} {text}" for name, text in about.items()) or "none that are described"
+
+
+def _check_history(run: Run, state: dict[str, Any]) -> None:
     """Raise unless the history has every list, as long as its neighbors."""
     history = state["history"]
     round = state["round"]
-    if _lists(history) != _lists(empty_history()):
+    if _lists(history) != _lists(run.history):
         raise StateError("the checkpoint is damaged: its history does not have the measurements of a run")
     for name in PER_ROUND:
         if len(history[name]) != round:

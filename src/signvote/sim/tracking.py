@@ -47,7 +47,8 @@ class Tracker(Protocol):
 
         Args:
             round: rounds done.
-            scalars: accuracy, loss, voters of the round; bytes_up, bytes_down and seconds since the start.
+            scalars: the metrics of the task, such as accuracy and loss; voters of the round; bytes_up, bytes_down and
+                seconds since the start.
             trust: a number per worker, NaN if unknown. "weight": in the next vote. "overruled": the share of the
                 worker's votes that this round's decision overruled. Empty if no rule made a decision.
 
@@ -142,8 +143,7 @@ class Telling:
         evaluations = history["evaluations"]
         round = evaluations["round"][i]
         scalars = {
-            "accuracy": evaluations["accuracy"][i],
-            "loss": evaluations["loss"][i],
+            **{name: values[i] for name, values in evaluations.items() if name != "round"},
             "bytes_up": sum(history["bytes_up"][:round]),
             "bytes_down": sum(history["bytes_down"][:round]),
             "seconds": 0.0,

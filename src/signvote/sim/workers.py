@@ -110,8 +110,8 @@ class Workers(ABC):
         """The mean gradient over all samples of these workers."""
 
     @abstractmethod
-    def evaluate(self) -> tuple[float, float]:
-        """(accuracy, mean loss) on the test data."""
+    def evaluate(self) -> dict[str, float]:
+        """The metrics on the test data, by name."""
 
     @abstractmethod
     def memories(self) -> list[Memory]:
@@ -207,7 +207,7 @@ class OneByOne(Workers):
             mean.add_(self._gradient(m, t), alpha=sizes[m] / total)
         return mean
 
-    def evaluate(self) -> tuple[float, float]:
+    def evaluate(self) -> dict[str, float]:
         """See Workers."""
         return evaluate(self.gradients.task, self.gradients.model, self.work.config.test_batch)
 

@@ -121,6 +121,7 @@ OFFICIAL: Mapping[str, list[Source]] = {
             ),
         )
     ],
+    "python-source": [],  # on every machine
 }
 
 
@@ -136,7 +137,7 @@ def fetch(
     A download ends at its published size, and is used only if its md5 is right. A file appears complete or not at all.
 
     Args:
-        name: a task; `mnist-10k` is bundled and has no files.
+        name: a task; `mnist-10k` is bundled, `python-source` comes with Python, and both have no files.
         folder: the data folder; created if it does not exist.
         sources: the downloads of each task.
         progress: called with the file, the bytes so far and the total bytes.

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from signvote.errors import DataError
+from signvote.tasks.data import Data
 from signvote.tasks.models import CIFAR_SHAPE, CLASSES, MNIST_SHAPE
-from signvote.tasks.task import Data
 
 IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
 IDX_TEST = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -5,20 +5,26 @@ mnist-10k       MNIST's t10k, 8,000/2,000, bundled      mnist-cnn   normalized
 mnist           60,000/10,000                           mnist-cnn   normalized
 fashion-mnist   60,000/10,000                           mnist-cnn   normalized, with MNIST's numbers
 cifar10         50,000/10,000                           resnet20    normalized, with ImageNet's; crop and flip
+python-source   text: Python's standard library         gpt-tiny    bytes
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from signvote.errors import ConfigError
 from signvote.names import check_name
 from signvote.tasks.augment import Augment, crop_and_flip
+from signvote.tasks.data import Data
 from signvote.tasks.files import data_folder, read_bundled, read_cifar10, read_mnist
 from signvote.tasks.models import CIFAR_SHAPE, MNIST_SHAPE, SAMPLES_PER_PASS, Shape, model_for
-from signvote.tasks.task import Data, Task
+from signvote.tasks.own import made
+from signvote.tasks.task import Task
+from signvote.tasks.text import text_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,19 +52,37 @@ SPECS = {
         augment=crop_and_flip,
     ),
 }
-TASKS = tuple(SPECS)
+TEXT = "python-source"
+TASKS = (*SPECS, TEXT)
+OWN = "MODULE:FACTORY"
 
 
-def load_task(name: str, data_dir: Path | None = None, model: str | None = None) -> Task:
-    """Read the data of a named task.
+def load_task(
+    name: str,
+    data_dir: Path | None = None,
+    model: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Task:
+    """Read the data of a named task, or make a task of your own.
 
     Args:
-        name: one of TASKS.
+        name: one of TASKS, or MODULE:FACTORY: a function that returns a task.
         data_dir: folder with the official files. Default: SIGNVOTE_DATA, or else ~/.cache/signvote.
-        model: one of MODELS that accepts the task's images. Default: the task's own.
+        model: one of MODELS that accepts the task's images or text. Default: the task's own.
+        options: arguments of FACTORY.
 
     """
-    check_name("task", name, TASKS)
+    if ":" in name:
+        if model is not None:
+            raise ConfigError(
+                f"model is {model!r}; task {name!r} brings its own: choose it by an argument of its function"
+            )
+        return made(name, options or {})
+    check_name("task", name, (*TASKS, OWN))
+    if options:
+        raise ConfigError(f"task {name!r} takes no options; only a task given as {OWN} does")
+    if name == TEXT:
+        return text_task(model or "gpt-tiny")
     spec = SPECS[name]
     model = model or spec.model
     make_model = model_for(model, spec.shape)

@@ -5,6 +5,8 @@ mnist-cnn   1 x 28 x 28      582,026   the paper's CNN: two 5 x 5 convolutions, 
 resnet20    3 x 32 x 32      269,722   ResNet for CIFAR, 3 stages of 3 blocks
 resnet56    3 x 32 x 32      853,018   the same with 9 blocks, as in the paper
 mlp         any               50,890   one hidden layer of 64 (parameters for 28 x 28), for quick tests
+gpt-tiny    bytes            119,104   a transformer, 2 layers of 64, sequences of 64; see gpt.py
+gpt-small   bytes          4,852,992   6 layers of 256, sequences of 256
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch.nn import functional as F
 
 from signvote.errors import ConfigError
 from signvote.names import check_name
+from signvote.tasks.gpt import GPTS
 
 Shape = tuple[int, ...]
 
@@ -149,6 +152,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "resnet20": partial(ResNet, 3),
     "resnet56": partial(ResNet, 9),
     "mlp": mlp,
+    **GPTS,
 }
 IMAGES = {"mnist-cnn": MNIST_SHAPE, "resnet20": CIFAR_SHAPE, "resnet56": CIFAR_SHAPE}  # mlp: any
 SAMPLES_PER_PASS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with batch norm need whole batches
@@ -157,8 +161,12 @@ SAMPLES_PER_PASS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with
 def model_for(name: str, shape: Shape) -> Callable[[], nn.Module]:
     """A function that makes new models of this name, for images of a shape (C, H, W)."""
     check_name("model", name, MODELS)
+    if name in GPTS:
+        raise ConfigError(
+            f"model {name!r} reads text, and the task has images; for text use the task python-source"
+        )
     if not _accepts(name, shape):
-        fitting = [model for model in MODELS if _accepts(model, shape)]
+        fitting = [model for model in MODELS if model not in GPTS and _accepts(model, shape)]
         raise ConfigError(
             f"model {name!r} takes images of {_text(IMAGES[name])}, these have {_text(shape)};"
             f" for them use {' or '.join(fitting)}"

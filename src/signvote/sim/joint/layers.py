@@ -83,10 +83,10 @@ class Layer:
 
 
 class SideLinear(Layer):
-    """nn.Linear, on (samples, features)."""
+    """nn.Linear, on (samples, ..., features)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, in) -> (samples, out), in float32: these layers are small and come last."""
+        """(samples, ..., in) -> (samples, ..., out), in float32: these layers are small and come last."""
         plain = self.plain
         out: Tensor = _Linear.apply(x.float(), plain.weight, plain.bias, self)  # type: ignore[no-untyped-call]
         return out
@@ -105,8 +105,8 @@ class _Linear(torch.autograd.Function):
         into = ctx.layer.gradient
         for workers, samples in ctx.layer.crew.parts.equals():
             count = workers.stop - workers.start
-            outputs = g[samples].view(count, -1, g.shape[1])
-            inputs = x[samples].view(count, -1, x.shape[1])
+            outputs = g[samples].reshape(count, -1, g.shape[-1])
+            inputs = x[samples].reshape(count, -1, x.shape[-1])
             into["weight"][workers] = outputs.transpose(1, 2) @ inputs
             if "bias" in into:
                 into["bias"][workers] = outputs.sum(1)

@@ -18,10 +18,29 @@ from signvote.sim.joint.layers import Crew, side_by_side
 from signvote.sim.joint.parts import Parts
 from signvote.sim.machine import Machine
 from signvote.sim.population import generator
-from signvote.tasks import Task
+from signvote.tasks import Data, OutputLoss, Task
+from signvote.tasks.metrics import finished, sums_of
 
 TEST_SAMPLES = 2048  # at a time, about
 WARM_UP = 3  # passes before a capture, as PyTorch asks for
+
+
+def is_joint(task: Task) -> bool:
+    """Whether a task has what the joint pass needs: tensors in memory, and a loss of each sample."""
+    tensors = [
+        tensor
+        for data in (task.train, task.test)
+        if isinstance(data, Data)
+        for tensor in (data.inputs, data.labels)
+        if isinstance(tensor, Tensor)
+    ]
+    return len(tensors) == 4 and isinstance(task.loss, OutputLoss)
+
+
+def losses_of(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of each sample, from outputs and labels."""
+    assert isinstance(task.loss, OutputLoss)  # see is_joint
+    return task.loss.of_samples
 
 
 class JointPass:
@@ -101,12 +120,12 @@ class JointPass:
         assert self.model is not None
         inputs, labels = self.samples.load()
         outputs = self.model(inputs)
-        losses = self.samples.task.losses(outputs, labels)
+        losses = losses_of(self.samples.task)(outputs, labels)
         total = (losses * self.share).sum()  # over workers, of each one's mean loss
         total.backward()  # type: ignore[no-untyped-call]
 
-    def evaluate(self) -> tuple[float, float]:
-        """(accuracy, mean loss) on the test data, in batches of `test_batch`."""
+    def evaluate(self) -> dict[str, float]:
+        """The metrics on the test data, by name, in batches of `test_batch`."""
         return self._evaluation.score()
 
 
@@ -118,6 +137,7 @@ class Samples:
         self.device = device
         self.indices = torch.zeros(count, dtype=torch.int64, device=device)
         self.relabeled = torch.zeros(count, dtype=torch.bool, device=device)
+        self.has_classes = task.train.classes is not None  # known before a capture, as it reads the labels
         draws = task.draw(count, torch.Generator())
         self.draws = None if draws is None else draws.to(device)
 
@@ -138,12 +158,14 @@ class Samples:
         train = self.task.train
         inputs = self.task.prepare(train.inputs[self.indices], self.draws)
         right = train.labels[self.indices]
+        if not self.has_classes:  # then no attacker relabels
+            return inputs, right
         wrong = train.wrong(right)
         return inputs, torch.where(self.relabeled, wrong, right)
 
 
 class Evaluation:
-    """Accuracy and loss of a model on the test data.
+    """The metrics of a model on the test data.
 
     Args:
         task: has the test data.
@@ -159,25 +181,25 @@ class Evaluation:
         self.crew = crew
         self.batch = batch
         self.device = crew.parts.device
-        self.totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # right answers, sum of losses
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.device)  # the sum over all samples
+        self.sums: dict[str, Tensor] = {}  # of the other metrics; a captured graph adds to them
         self._parts: dict[tuple[int, ...], Parts] = {}
         self._replay: Callable[[], None] | None = None
 
-    def score(self) -> tuple[float, float]:
-        """(accuracy, mean loss) on the test data."""
+    def score(self) -> dict[str, float]:
+        """The metrics on the test data, by name."""
         if self._replay is None:
             self._replay = captured(self._forward, self.device)
         self._replay()
-        means = self.totals / len(self.task.test)
-        accuracy, loss = means.tolist()
-        return accuracy, loss
+        return finished(self.task.metrics, len(self.task.test), float(self.loss), self.sums)
 
     @torch.no_grad()
     def _forward(self) -> None:
         test = self.task.test
         samples = self.batch * max(1, TEST_SAMPLES // self.batch)
         training_parts = self.crew.parts
-        self.totals.zero_()
+        for total in (self.loss, *self.sums.values()):
+            total.zero_()
         try:
             for start in range(0, len(test), samples):
                 end = start + samples
@@ -192,10 +214,11 @@ class Evaluation:
         sizes = [min(self.batch, len(labels) - at) for at in starts]
         self.crew.parts = self._parts_of(tuple(sizes))
         outputs = self.model(self.task.prepare(inputs))
-        right = outputs.argmax(1) == labels
-        losses = self.task.losses(outputs, labels)
-        self.totals[0] += right.sum()
-        self.totals[1] += losses.sum()
+        self.loss += losses_of(self.task)(outputs, labels).sum()
+        for name, summed in sums_of(self.task.metrics, len(labels), outputs, labels).items():
+            if name not in self.sums:  # before a capture
+                self.sums[name] = torch.zeros_like(summed)
+            self.sums[name] += summed
 
     def _parts_of(self, sizes: tuple[int, ...]) -> Parts:
         """Kept, because a captured graph reads them."""

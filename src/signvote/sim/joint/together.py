@@ -147,7 +147,7 @@ class Together(Workers):
         share = upload(torch.tensor(shares), self.joint.device)
         return (self.joint.matrix * share[:, None]).sum(0)
 
-    def evaluate(self) -> tuple[float, float]:
+    def evaluate(self) -> dict[str, float]:
         """See Workers."""
         return self.joint.evaluate()
 
