@@ -211,14 +211,14 @@ def test_what_is_shared_with_nobody_is_what_a_rank_alone_decides(name: str) -> N
     usual = Poll._vote
     totals = []
 
-    def both_ways(poll: Poll, voters: list[int]) -> tuple[Planes, Evidence]:
+    def both_ways(poll: Poll, *voters: Any) -> tuple[Planes, Evidence]:
         coin = coin_for(poll.server.zeros, poll.server.run, poll.round + 1)
-        mine = vote_in_chunks(poll.server.rule, poll._pieces(voters), coin)
+        mine = vote_in_chunks(poll.server.rule, poll._pieces(*voters), coin)
         decision, total = poll._shared(mine)
         assert equal(decision, poll.exchange.own())
         assert torch.equal(total, in_a_row(mine))
         totals.append(total)
-        return usual(poll, voters)
+        return usual(poll, *voters)
 
     mesh = mesh_of(1, 1)
     model = sharded(mesh)
