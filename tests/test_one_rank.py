@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote import ConfigError, Vote
@@ -22,8 +22,11 @@ from signvote.core.server import vote_in_chunks
 from signvote.core.trust import Evidence
 from signvote.engines.ddp import Balancer, copy_from_majority, load_sharded, noop_hook
 from signvote.engines.ddp.evidence import in_a_row
+from signvote.engines.ddp.handshake import SETTINGS
 from signvote.engines.ddp.poll import Poll
-from signvote.engines.ddp.process_group import ProcessGroup
+from signvote.engines.ddp.process_group import Alone, ProcessGroup
+from signvote.engines.ddp.status import Status, gathered
+from signvote.engines.ddp.team import Team
 from signvote.errors import EngineError
 from signvote.kernels import Planes
 from tests import optimized
@@ -259,3 +262,66 @@ def test_the_store_of_a_dead_process_is_no_second_error() -> None:
     group._connected = Dead()  # type: ignore[assignment]
     with pytest.raises(EngineError, match="The store cannot be reached: the process that keeps it is gone"):
         fail(group)
+
+
+# ---- a second rank that answers as a test says ---------------------------------------------------
+
+
+class Two(Alone):
+    """Two ranks, of which the second sends what the first sends, with some numbers raised by 1."""
+
+    ranks = (0, 1)
+    world = 2
+
+    def __init__(self, *raised: int) -> None:
+        super().__init__(torch.device("cpu"))
+        self._raised = list(raised)
+
+    def all_gather(self, mine: Tensor) -> Tensor:
+        other = mine.clone()
+        other[self._raised] += 1
+        return torch.stack([mine, other])
+
+
+WORKER, SHARD, LAYOUT, FIRST_SETTING = range(4)  # places in what a rank sends in the handshake
+ROUND = FIRST_SETTING + len(SETTINGS)
+PARAMETERS = ROUND + 1
+
+
+def handshake_with(*raised: int) -> list[int]:
+    model = optimized.made()
+    poll = Vote(model.parameters()).poll
+    poll.handshake.run(Team(Two(*raised)), poll.layout, poll.parameters, 1)
+    return poll.handshake.ids
+
+
+def test_two_ranks_that_differ_in_the_worker_id_agree() -> None:
+    assert handshake_with(WORKER) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        ((WORKER, LAYOUT), "rank 1 differs from rank 0 in the layout of the model"),
+        ((WORKER, FIRST_SETTING), "rank 1 differs from rank 0 in the settings: rule"),
+        ((WORKER, ROUND), "rank 1 differs from rank 0 in the round"),
+        ((WORKER, PARAMETERS), "rank 1 differs from rank 0 in the parameters: start all ranks from one seed"),
+        ((), r"worker ids by rank are \[0, 0\]; they must differ"),
+        ((WORKER, SHARD), r"the ranks of Vote's group hold different shards, \[0, 1\]; use group="),
+    ],
+)
+def test_each_difference_of_two_ranks_has_its_sentence(raised: tuple[int, ...], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        handshake_with(*raised)
+
+
+def test_ranks_in_different_rounds() -> None:
+    """The handshake finds this first, unless a script calls `step()` on one rank only."""
+    poll = Vote(optimized.made().parameters()).poll
+    mine = Status(round=4, votes=1, reason=0, batch_size=8, nanoseconds=0, digest=0)
+    nothing = torch.zeros(0, dtype=torch.int8)
+    found = gathered(mine, [True, False], nothing, poll.exchange, Two(3))
+    assert [status.batch_size for status in found.ranks] == [8, 9]
+    assert found.used == [True, False]
+    with pytest.raises(EngineError, match=r"ranks are in different rounds: \[4, 5\]"):
+        gathered(mine, [True, False], nothing, poll.exchange, Two(0))
