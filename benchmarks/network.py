@@ -21,7 +21,6 @@ link that is measured again replaces what was there.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -32,7 +31,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryFile
@@ -43,107 +41,13 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
-from signvote.engines.ddp import Vote, VoteState, noop_hook, vote_hook
-from signvote.sim.gradients import evaluate
-from signvote.sim.population import Sampler, split
-from signvote.tasks import load_task
+from benchmarks.network_methods import BATCH, CURVES, HOSTS, RATES, SGD_RATES, WIDTHS, Host
 
-HOSTS = 4
-WIDTHS = {
-    "small": (784, 2048, 1536, 512, 10),  # 5,547,018 parameters
-    "large": (784, 4096, 4096, 1280, 10),  # 25,253,642
-}
-BATCH = 32  # of each host
-SGD_RATES: tuple[float, ...] = (0.05, 0.1, 0.02)  # to try, with momentum 0.9
-VOTE_RATES: tuple[float, ...] = (3e-4, 1e-4, 1e-3)
-RATES: dict[str, tuple[float, ...]] = dict.fromkeys(
-    ("float32", "fp16", "powersgd-1", "powersgd-4"), SGD_RATES
-)
-RATES |= dict.fromkeys(("weighted", "majority"), VOTE_RATES)
-RATES |= dict.fromkeys(("vote", "vote-overlap"), ())
-CURVES = dict.fromkeys(("vote", "vote-overlap"), "weighted")  # whose accuracy by step these have
-RATES["noop"] = ()  # sends nothing: how fast a step could be; every host trains by itself
 WARMUP, TURNS, MOST = 3, 3, 10  # steps before anything counts; turns of each method; its steps in a turn
 EVERY, PATIENCE = 10, 400  # steps between evaluations; after so many a run is given up
 SEEDS = (0, 1, 2)
 OUT = Path(__file__).with_suffix("") / "results.json"
-
-
-class Host:
-    """One rank. It may hold several models, one for each method."""
-
-    def __init__(self, rank: int, task: str, data_dir: Path | None, widths: tuple[int, ...]) -> None:
-        self.rank, self.task = rank, load_task(task, data_dir)
-        self.widths = widths
-        self.models: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer, Sampler]] = {}
-        self.steps: dict[str, int] = {}
-
-    def make(self, method: str, rate: float, seed: int) -> None:
-        """A fresh model and what a training script adds for the method."""
-        self.models.pop(method, None)
-        gc.collect()
-        torch.manual_seed(seed)
-        layers = [layer for sizes in pairwise(self.widths) for layer in (nn.Linear(*sizes), nn.ReLU())]
-        model = nn.Sequential(nn.Flatten(), *layers[:-1])
-        # One bucket for PowerSGD: with several, its callbacks start collectives in different orders on
-        # different ranks, and gloo ends the process.
-        ddp = DistributedDataParallel(model, bucket_cap_mb=200 if method.startswith("powersgd") else None)
-        momentum = 0.9
-        if method == "fp16":
-            ddp.register_comm_hook(None, fp16_compress_hook)
-        elif method.startswith("powersgd"):
-            rank = int(method.rpartition("-")[2])
-            state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-            ddp.register_comm_hook(state, powerSGD_hook)
-        elif method == "noop":
-            ddp.register_comm_hook(None, noop_hook)
-        elif method in ("weighted", "majority"):
-            ddp.register_comm_hook(VoteState(ddp, rule=method, momentum=0.9, run=seed), vote_hook)
-            momentum = 0.0
-        optimizer: torch.optim.Optimizer
-        if method in ("vote", "vote-overlap"):
-            optimizer = Vote(ddp.parameters(), rate, momentum, run=seed, overlap=method == "vote-overlap")
-        else:
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=rate, momentum=momentum)
-        parts = split(self.task.train, HOSTS, "iid", seed)
-        self.models[method] = ddp, optimizer, Sampler(parts, [BATCH] * HOSTS, seed)
-        self.steps[method] = 0
-
-    def train(self, method: str, count: int) -> dict[str, Any]:
-        """Some steps: seconds of each, and what went through the interface meanwhile."""
-        ddp, optimizer, sampler = self.models[method]
-        train, seconds, before = self.task.train, [], traffic()
-        for _ in range(count):
-            start = time.perf_counter()
-            indices = sampler.batch(self.rank, self.steps[method])
-            optimizer.zero_grad()
-            self.task.loss(ddp, self.task.batch(train, indices)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            self.steps[method] += 1
-            seconds.append(time.perf_counter() - start)
-        down, up = (after - was for after, was in zip(traffic(), before, strict=True))
-        return {"seconds": seconds, "up": up, "down": down}
-
-    def accuracy(self, method: str) -> float:
-        """On the test data; the first rank's alone."""
-        if self.rank:
-            return 0.0
-        model = self.models[method][0]
-        right = evaluate(self.task, model.module, 500)["accuracy"]
-        model.train()  # type: ignore[no-untyped-call]
-        return right
-
-
-def traffic() -> tuple[int, int]:
-    """Bytes that came in and went out through eth0, as the kernel counts them."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    counts = next(line for line in lines if line.strip().startswith("eth0:")).split(":")[1].split()
-    return int(counts[0]), int(counts[8])
 
 
 def serve(options: argparse.Namespace) -> None:

@@ -146,8 +146,8 @@ def test_a_rank_that_drifts_is_named_and_brought_back(over_ddp: bool, tmp_path: 
     for rank, answer in enumerate(found):
         assert answer["error"] == (
             "round 4: rank 1 has other parameters than the majority, rank 0, 2. Call copy_from_majority(state, model)"
-            " on every rank and repeat the step, or resume from a checkpoint; VoteState(check_every=0) trains on"
-            " without this check"
+            " on every rank and repeat the step, or resume from a checkpoint; check_every=0 turns this check"
+            " off"
         )
         assert answer["save"].startswith("the checkpoint of round 3: rank 1 has other parameters")
         assert answer["odd"] == (1,)

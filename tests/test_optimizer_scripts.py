@@ -262,6 +262,12 @@ def test_sparse_gradients() -> None:
         optimizer.step()
 
 
+def test_parameters_on_two_devices() -> None:
+    parameters = [nn.Parameter(torch.zeros(2, device=device)) for device in ("cpu", "meta")]
+    with pytest.raises(ConfigError, match="the parameters lie on 2 devices; one per rank is supported"):
+        _ = Vote(parameters).poll
+
+
 # ---- overlap -------------------------------------------------------------------------------------
 
 

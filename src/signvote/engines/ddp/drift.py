@@ -93,7 +93,7 @@ def check(digests: Sequence[int], ranks: Sequence[int], stage: str) -> None:
         )
     raise EngineError(
         f"{stage}: {found}. Call {call} on every rank and repeat the step, or resume from a checkpoint;"
-        " VoteState(check_every=0) trains on without this check"
+        " check_every=0 turns this check off"
     )
 
 

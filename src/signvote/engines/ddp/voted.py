@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
@@ -112,6 +112,14 @@ class Votes:
         return self._views[address]
 
 
+def _device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """The device of all parameters."""
+    devices = {local_of(parameter).device for parameter in parameters}
+    if len(devices) > 1:
+        raise ConfigError(f"the parameters lie on {len(devices)} devices; one per rank is supported")
+    return devices.pop()
+
+
 def make_poll(
     parameters: dict[str, Tensor],
     *,
@@ -127,7 +135,7 @@ def make_poll(
     """The votes on these parameters. Gradients and momentum are at least of 32 bits."""
     layout = Layout(trainable(parameters).items())
     dtypes = [parameter.dtype for parameter in parameters.values()]
-    device = local_of(next(iter(parameters.values()))).device
+    device = _device_of(parameters.values())
     team = team_of(parameters, group, device, timeout)
     return Poll(
         parameters,
