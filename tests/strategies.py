@@ -6,6 +6,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from signvote.core.rules import RULES
 from signvote.kernels import Coin
 from tests import reference as obvious
 
@@ -33,3 +34,12 @@ def tables_for(rounds: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         tables[i, : 2 * len(w)] = torch.tensor([-v for v in w] + w, dtype=torch.int32)
     sizes = torch.tensor([2 * t + 1 for t in rounds], dtype=torch.int32)
     return tables, torch.tensor([kinds.index(t) for t in rounds]), sizes
+
+
+# Rules with the zeros that they allow: corrections are dense.
+RULES_AND_ZEROS = [
+    (rule, zeros)
+    for rule in RULES
+    for zeros in ("coin", "abstain")
+    if zeros == "coin" or not RULES[rule].corrects
+]

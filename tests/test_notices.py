@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from signvote.sim.config import YARDSTICKS
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
 from signvote.tasks import Task
+from tests.strategies import RULES_AND_ZEROS
 from tests.test_report import made_up_run, results_of
 
 both_ways = pytest.mark.parametrize("together", [False, True])
@@ -40,8 +42,7 @@ def finished(config: Config, task: Task, *, together: bool = False) -> Run:
 
 
 @both_ways
-@pytest.mark.parametrize("zeros", ["coin", "abstain"])
-@pytest.mark.parametrize("rule", [*RULES, *YARDSTICKS])
+@pytest.mark.parametrize(("rule", "zeros"), [*RULES_AND_ZEROS, *product(YARDSTICKS, ("coin", "abstain"))])
 def test_below_the_quorum_nothing_moves(digits: Task, rule: str, zeros: Any, together: bool) -> None:
     """Two of three vote, of three that must. Weight decay does not move a parameter either."""
     few = {"batch_sizes": (4, 8, 16), "absent": ("1:2",), "decay": 0.5, "rounds": 3, "evaluate_every": 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ def test_a_fresh_state_loads(name: str, tmp_path: Path) -> None:
     for state in (server.state_dict(), Server(layout, name).state_dict()):
         checkpoint.save(tmp_path / "fresh", state)
         server.load_state_dict(checkpoint.load(tmp_path / "fresh"))
-        y = sent([0.1], 100)
-        server.learn(1, server.rule.vote(empty_decision(100, Coin(1)), stacked(y), Coin(1)))
+        votes = replace(stacked(sent([0.1], 100)), claims=torch.zeros((1, 1), dtype=torch.int8))
+        server.learn(1, server.rule.vote(empty_decision(100, Coin(1)), votes, Coin(1)))
         server.forget(0)  # the only worker
 
 

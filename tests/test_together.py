@@ -16,9 +16,8 @@ from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, unpack_signs
 from signvote.core.encoder import Encoder, Encoding
 from signvote.core.layout import Layout, trainable
-from signvote.core.rules import RULES
 from signvote.core.server import Server
-from signvote.core.vote import Votes
+from signvote.core.vote import Votes, claims_of
 from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
 from signvote.sim.gradients import Gradients
@@ -32,6 +31,7 @@ from signvote.sim.workers import OneByOne
 from signvote.tasks import MODELS, Data, Task
 from signvote.tasks.augment import crop_and_flip
 from signvote.tasks.models import BatchNormReLU
+from tests.strategies import RULES_AND_ZEROS
 
 CPU = torch.device("cpu")
 DEVICES = [
@@ -225,8 +225,7 @@ def test_a_worker_with_a_gradient_that_is_not_finite_takes_no_part(
     assert results[0]["trust"] == results[1]["trust"]
 
 
-@pytest.mark.parametrize("zeros", ["coin", "abstain"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "zeros"), RULES_AND_ZEROS)
 def test_a_round_without_a_finite_gradient_moves_nothing(digits: Task, rule: str, zeros: Zeros) -> None:
     """One by one and together: parameters, decay included, bytes and trust."""
     data = Data(inputs=torch.full((64, 784), torch.inf), labels=digits.train.labels[:64])
@@ -291,26 +290,29 @@ def test_the_true_gradient_is_that_of_all_data(digits: Task) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("zeros", ["coin", "abstain"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "zeros"), RULES_AND_ZEROS)
 def test_the_same_ballots_give_the_same_decision_anywhere(rule: str, zeros: Zeros, device: str) -> None:
     """Bytes on the CPU and planes on a device, one server each: decisions and trust to the bit."""
     layout, n = Layout([("a", (7, 11)), ("b", (90,))]), 167
     options: dict[str, Any] = {"warmup": 2} if rule == "it-signsgd" else {}
     here, there = (Server(layout, rule, run=5, zeros=zeros, **options) for _ in range(2))
-    encoders = [Encoder(layout, m, Encoding(zeros=zeros), run=5, batch_size=m + 1) for m in range(5)]
+    encoding = Encoding(zeros=zeros).suiting(here.rule)
+    encoders = [Encoder(layout, m, encoding, run=5, batch_size=m + 1) for m in range(5)]
     for t in range(1, 8):
         voters = [m for m in range(5) if m != t % 5]
         gradients = torch.randn(5, n) * (torch.rand(5, n) < 0.8)
         planes = [encoders[m].encode(t, gradients[m]) for m in voters]
-        message = here.decide(t, {m: encoders[m].ballot(t, p) for m, p in zip(voters, planes, strict=True)})
+        ballots = {m: encoders[m].ballot(t, p) for m, p in zip(voters, planes, strict=True)}
+        message = here.decide(t, ballots)
+        claims = claims_of([parse(ballot, layout=layout, run=5) for ballot in ballots.values()])
         known = [p for p in planes if p is not None]
         support = (
             None if zeros == "coin" else torch.stack([p.support for p in known if p.support is not None])
         )
         stacked = Planes(torch.stack([p.signs for p in known]), support).map(lambda p: p.to(device))
         sizes = tuple(m + 1 for m in voters)
-        votes = Votes(workers=tuple(voters), planes=stacked, n=n, batch_sizes=sizes)
+        claims = None if claims is None else claims.to(device)
+        votes = Votes(workers=tuple(voters), planes=stacked, n=n, batch_sizes=sizes, claims=claims)
         decision = there.decide_planes(t, votes).map(Tensor.cpu)
         ours = parse(message, layout=layout, run=5, round=t).planes()
         assert torch.equal(unpack_signs(ours, n), unpack_signs(decision, n)), t

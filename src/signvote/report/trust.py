@@ -27,9 +27,9 @@ WHY = {
     "pooled": "p is the fraction of a worker's votes that differ from the decision.",
     "it-signsgd": "p is estimated for each coordinate separately. The page shows the mean over the coordinates.",
     "agreement": "p is estimated from how often workers agree with each other, not with the decision.",
-    "mean": "the weight is the declared batch size. Overruled counts corrections, not gradients.",
     "robust": "workers that push together share their votes, and workers that contradict the others have none.",
     "known-batch": "the weight is proportional to the square root of the declared batch size. Nothing is learned.",
+    "mean": "the weight is the declared batch size. Overruled counts corrections, not gradients.",
 }
 
 
