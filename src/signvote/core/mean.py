@@ -74,9 +74,7 @@ class Mean(Rule):
         mean *= torch.where(total > 0, LEAK, 1.0)
         mean += step
         signs, _ = kernels.sign_planes(mean, coin)
-        out.signs.copy_(signs.signs)
-        if out.support is not None and signs.support is not None:
-            out.support.copy_(signs.support)
+        out.signs.copy_(signs.signs)  # with a coin every coordinate is decided
         return self._evidence(votes, power)
 
     def _evidence(self, votes: Votes, power: Tensor) -> Evidence:

@@ -180,7 +180,7 @@ class Server:
 
     def _exponents(self, voters: list[Ballot]) -> Tensor | None:
         """The scales by which workers follow what is believed of them; None unless corrections were decided."""
-        if not self.rule.corrects or len(voters) < self.min_voters:
+        if len(voters) < self.min_voters:
             return None
         return self.rule.scale(
             Voters(
