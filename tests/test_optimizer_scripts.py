@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -217,20 +216,6 @@ def test_a_wrapper_found_between_two_accumulated_batches_declares_both() -> None
             wrapper(torch.randn(8, INPUTS)).sum().backward()
         optimizer.step()
         assert optimizer.batch_sizes == (24,)
-
-
-def test_modules_that_are_frozen_in_the_garbage_collector_are_a_warning() -> None:
-    model = made()
-    gc.freeze()
-    try:
-        with pytest.warns(UserWarning, match=r"gc.freeze\(\) hides the modules"):
-            optimizer = Vote(model.parameters())
-    finally:
-        gc.unfreeze()
-    trained(model, optimizer, range(1))  # they are found at the first gradient, after the first batch
-    assert optimizer.batch_sizes == (0,)
-    trained(model, optimizer, range(1, 2))
-    assert optimizer.batch_sizes == (8,)
 
 
 # ---- refused -------------------------------------------------------------------------------------

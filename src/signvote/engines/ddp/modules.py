@@ -10,7 +10,6 @@ repeated at the first gradient, before DDP can send one.
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -89,12 +88,6 @@ class Surroundings:
 
     def _look(self) -> None:
         holders = holders_of(self._parameters)
-        if not holders and gc.get_freeze_count():
-            warnings.warn(
-                "gc.freeze() hides the modules of these parameters: DDP is not turned off for them, and samples are not"
-                " counted. Call gc.unfreeze() before Vote is made",
-                stacklevel=4,
-            )
         self.modules = [holder.module for holder in holders]
         whole = [holder.module for holder in holders if holder.held == len(self._parameters)]
         parts = list(whole[-1].children()) if whole else [holder.module for holder in holders]
