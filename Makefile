@@ -15,7 +15,7 @@ demo: $(READY)  ## the paper's comparison on the bundled data
 	$(BIN)/signvote compare --task mnist-10k --model mlp --recipe paper --modes 1 4 --seeds 0 1 2 --rounds 300 --out runs/demo
 
 test: lint  ## every check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxschedchunk 1 --cov
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --cov
 	$(BIN)/coverage report --include='src/signvote/core/*' --fail-under=100
 
 soak: $(DEVELOP)  ## faults at random moments over all engines, and a table of what was survived: 30 minutes
@@ -55,7 +55,7 @@ $(READY): pyproject.toml constraints.txt
 $(DEVELOP): pyproject.toml constraints.txt
 	@echo "Setting up .venv with all that tests and docs need, once, which takes two minutes or three."
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e ".[dev,docs,flower,tensorboard]"
+	$(INSTALL) -e ".[dev,docs,flower,mlflow,tensorboard,wandb]"
 	@touch $(READY) $@
 
 clean:  ## remove the environment and every cache

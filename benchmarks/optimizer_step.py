@@ -2,6 +2,7 @@
 
     python -m benchmarks.optimizer_step                     # one CPU thread: step() alone, 25 million coordinates
     python -m benchmarks.optimizer_step --device cuda       # whole training steps of gpt-small, bf16
+    python -m benchmarks.optimizer_step --device cuda --parts    # where the host's time goes in step()
 
 There is one worker and no communication. Optimizers take turns, and the table has medians; the ratios are what counts.
 
@@ -11,13 +12,19 @@ of a language model of 6 layers. `copy` copies as many float32 numbers once.
 On a GPU a step is forward and backward pass, optimizer and `zero_grad`: 64 sequences of 256 bytes, a model of 6 layers
 of width 256. Steps are timed with CUDA events, several in a row, so that the host may run ahead of the device as it
 does in training. `forward and backward` has no optimizer. `host` are the seconds until the host has queued a step.
+`--parts` takes steps without a model around them: the host's microseconds for each optimizer, and for Vote the calls of
+PyTorch and CUDA in one step, and the functions in which Python spends most time. A profiler makes these slower. On a
+CPU tensors are tiny then, so that kernels cost next to nothing.
+
 Writes benchmarks/optimizer_step.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
+import pstats
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -45,6 +52,9 @@ HEADS = 8
 DECAY = 0.1
 WARM_UP = 5  # steps
 BLOCK = 10  # steps in a row on a GPU
+TINY = 8  # width, where only the host's time matters
+STEPS = 100  # whose parts are looked at
+SHOWN = 25  # functions
 
 Make = Callable[[Sequence[Tensor]], Optimizer]
 
@@ -202,6 +212,65 @@ def _block(train: Callable[[], None]) -> tuple[float, float]:
     return first.elapsed_time(last) / 1e3 / BLOCK, host / BLOCK
 
 
+# ---- the host's time -----------------------------------------------------------------------------
+
+
+def parts(device: str) -> list[Table]:
+    """The host's time in `step()`, by optimizer; then what one step of Vote is made of."""
+    steps = {name: _step_alone(make, device) for name, make in ON_GPU.items()}
+    host = Table("step()", "host us")
+    for name, step in steps.items():
+        host.add_row(name, f"{1e6 * median(_seconds_of(step) for _ in range(STEPS)):.0f}")
+    return [host, _calls_of(steps["Vote"], device), _functions_of(steps["Vote"])]
+
+
+def _step_alone(make: Make, device: str) -> Callable[[], object]:
+    """A step of an optimizer whose gradients stay the same."""
+    parameters = list(Gpt(SMALL if device == "cuda" else TINY).to(device).parameters())
+    optimizer = make(parameters)
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    for _ in range(WARM_UP):
+        optimizer.step()
+    return optimizer.step
+
+
+def _seconds_of(step: Callable[[], object]) -> float:
+    """Of this thread alone: others may use the processor."""
+    start = time.thread_time()
+    step()
+    return time.thread_time() - start
+
+
+def _calls_of(step: Callable[[], object], device: str) -> Table:
+    """What PyTorch and CUDA are called for in one step."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+    averages = sorted(profile.key_averages(), key=lambda each: -each.self_cpu_time_total)
+    table = Table("call", "in a step", "us")
+    for each in averages:
+        if each.self_cpu_time_total:
+            table.add_row(each.key, str(each.count), f"{each.self_cpu_time_total:.0f}")
+    return table
+
+
+def _functions_of(step: Callable[[], object]) -> Table:
+    """The functions with most time of their own."""
+    profile = cProfile.Profile()
+    for _ in range(STEPS):
+        profile.runcall(step)
+    found = pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
+    table = Table("function", "calls", "us", "us with what it calls")
+    for (path, line, name), (_, calls, own, whole, _) in sorted(found, key=lambda item: -item[1][2])[:SHOWN]:
+        where = f"{Path(path).name}:{line} {name}" if line else name
+        numbers = (calls, 1e6 * own, 1e6 * whole)
+        table.add_row(where, *(f"{number / STEPS:.0f}" for number in numbers))
+    return table
+
+
 # ---- what it means -------------------------------------------------------------------------------
 
 
@@ -221,7 +290,11 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--repeats", type=int, default=30, help="of each optimizer")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--parts", action="store_true", help="show where the host's time goes instead")
     options = parser.parse_args()
+    if options.parts:
+        Console().print(*parts(options.device))
+        return
     if options.device == "cpu":
         timings = on_cpu(options.repeats)
         yardsticks = ["copy", "SGD foreach", "AdamW fused"]

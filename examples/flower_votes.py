@@ -60,7 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accuracy": float(right.float().mean())})
 
     strategy = SignVote(
-        Layout.of(model), rule="weighted", step=3e-3, momentum=0.9, min_nodes=len(BATCH_SIZES)
+        Layout.of(model), rule="weighted", step=3e-3, momentum=0.9, min_available_nodes=len(BATCH_SIZES)
     )
     arrays = ArrayRecord(model.state_dict())
     result = strategy.start(grid, arrays, num_rounds=options.rounds, evaluate_fn=evaluate)

@@ -39,7 +39,14 @@ def by_hand(task: Task, config: Config) -> dict[str, Tensor]:
     """The same run without the simulator."""
     model, sampler = task.model(), Sampler(split(task.train, 3, "shared", 0), BATCH_SIZES, 0)
     workers = [
-        signvote.Worker(model, worker_id=m, momentum=0.9, decay=config.decay, batch_size=size)
+        signvote.Worker(
+            model,
+            worker_id=m,
+            momentum=0.9,
+            decay=config.decay,
+            factors=signvote.factors(model),  # biases do not decay
+            batch_size=size,
+        )
         for m, size in enumerate(BATCH_SIZES)
     ]  # here they share one model; on machines of their own each has a copy, and applies every decision
     server = signvote.Server(workers[0].layout, rule="weighted")

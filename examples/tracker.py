@@ -4,9 +4,8 @@
     python examples/tracker.py --rounds 10    # the small form
     tail -f runs/tracker/log.jsonl            # meanwhile, elsewhere
 
-A tracker is any object with `start`, `log` and `finish` (`signvote.sim.Tracker`). For another tool put its calls there:
-with MLflow these are `mlflow.log_params` in `start` and `mlflow.log_metrics(scalars, step=round)` in `log`. TensorBoard
-comes with signvote: `signvote.sim.TensorBoard`, or `--tensorboard` on the command line.
+A tracker is any object with `start`, `log` and `finish` (`signvote.sim.Tracker`). Put the calls of your own tool there.
+TensorBoard, Weights & Biases and MLflow come with signvote: `--tensorboard`, `--wandb` and `--mlflow` of a command.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def table(heads: Sequence[object], lines: Iterable[Sequence[object]]) -> str:
 
 def _is_used(experiment: Experiment) -> bool:
     """Whether it follows a batch mode and is finished."""
-    return bool(experiment.settings.get("mode")) and not experiment.interrupted
+    return bool(experiment.settings.get("mode")) and experiment.is_done
 
 
 def _mode(experiment: Experiment) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soak import core, ddp, flower, hostile, properties, results, simulator
+from soak import core, ddp, flower, hostile, properties, results, simulator, survive
 from soak.driver import Scenario
 
 CORE = "Server and Worker"
@@ -32,6 +32,7 @@ ALL = [
     Scenario("ddp-stops", DDP, "stops", 2, ddp.stops),
     Scenario("ddp-hangs", DDP, "hangs", 2, ddp.hangs),
     Scenario("ddp-links", DDP, "slow and cut links", 2, ddp.links),
+    Scenario("ddp-survivors", DDP, "kills, stops, cut links", 3, survive.survivors),
     Scenario("ddp-disks", DDP, "full disks", 1, ddp.full_disks),
     Scenario("ddp-damage", DDP, "damaged checkpoints", 1, ddp.damaged_checkpoints),
     Scenario("ddp-gradients", DDP, "gradients not finite", 1, ddp.non_finite),

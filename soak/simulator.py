@@ -252,7 +252,7 @@ def long_run(stage: Stage) -> Episode:
                 samples.append((counter.stat().st_size, memory.resident(process.pid)))
             time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
     result = json.loads((out / "result.json").read_text())

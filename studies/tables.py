@@ -1,24 +1,27 @@
-"""The tables of docs/rules.md and docs/security.md, from results: `python -m studies.tables STUDY RESULTS.json`.
+"""The tables of docs/, from results: `python -m studies.tables STUDY RESULTS.json`.
 
-STUDY is attacks, labels, options or rules. Only finished runs count. A cell is the mean of its seeds and, if
+STUDY is attacks, labels, language, options or rules. Only finished runs count. A cell is the mean of its seeds and, if
 there are several, their standard deviation.
+
+Below a comment with the command, a page has the tables that it prints, and a test compares them:
+
+    <!-- python -m studies.tables language studies/language/results.json.gz -->
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from statistics import fmean, stdev
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from paper.claims import table as markdown
 
 from signvote.results import Result, read, unpack
-
-Key = Callable[[Result], Hashable | None]
-Value = Callable[[Result], float]
-Cells = dict[Any, dict[Any, list[float]]]  # row -> column -> the values of the seeds
+from studies.cells import Cells, attack_name, attackers, last, mode_of, pivot, shown, variant
+from studies.language import language
 
 ORDER = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "median", "sgd")
 USUAL = {
@@ -31,62 +34,6 @@ USUAL = {
 STUDY_EVERY = 100  # rounds between two evaluations in most runs of the study of attacks
 SLEEPER_EVERY = 5  # in the runs that time how fast sleepers lose their weight
 SLEEPER_START = 200  # round in which they wake up
-
-
-def mode_of(run: Result) -> Any:
-    """The batch mode, or 'none'."""
-    return run["config"].get("mode") or "none"
-
-
-def variant(run: Result) -> str:
-    """The rule and its options."""
-    name = str(run["config"]["rule"])
-    for key, value in run["config"]["options"].items():
-        if key != "zero_is_symbol":
-            name += f", {key} {value}"
-    return name
-
-
-def last(run: Result) -> float:
-    """The last accuracy in %."""
-    accuracies = run["evaluations"]["accuracy"]
-    return 100 * float(accuracies[-1])
-
-
-def attackers(run: Result) -> int:
-    """The number of attackers."""
-    attack = run["config"]["attack"]
-    if not attack:
-        return 0
-    return int(attack.split(":")[1])
-
-
-def attack_name(run: Result) -> str:
-    """The name of the attack, or 'clean'."""
-    attack = run["config"]["attack"]
-    if not attack:
-        return "clean"
-    return str(attack.split(":")[0])
-
-
-def shown(values: Sequence[float], digits: int = 1) -> str:
-    """Mean and standard deviation."""
-    if not values:
-        return ""
-    text = f"{fmean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {stdev(values):.{digits}f}"
-    return text
-
-
-def pivot(runs: Iterable[Result], row: Key, column: Key, value: Value = last) -> Cells:
-    """Values of runs by row and column."""
-    cells: Cells = {}
-    for run in runs:
-        columns = cells.setdefault(row(run), {})
-        values = columns.setdefault(column(run), [])
-        values.append(value(run))
-    return cells
 
 
 def _with(runs: Iterable[Result], **wanted: Any) -> list[Result]:
@@ -378,7 +325,13 @@ def _megabytes(run: Result) -> float:
     return float(each / 1e6)
 
 
-TABLES = {table.__name__: table for table in (attacks, rules, labels, options)}
+TABLES = {table.__name__: table for table in (attacks, rules, labels, language, options)}
+
+
+def text_of(study: str, path: Path | str) -> str:
+    """The tables of a results file."""
+    runs = [run for run in read(path)["runs"] if run["status"] == "done"]
+    return TABLES[study](runs)
 
 
 def main() -> None:
@@ -386,9 +339,7 @@ def main() -> None:
     if len(sys.argv) != 3 or sys.argv[1] not in TABLES:
         sys.exit(f"usage: python -m studies.tables {{{','.join(TABLES)}}} RESULTS.json")
     _, study, path = sys.argv
-    runs = [run for run in read(path)["runs"] if run["status"] == "done"]
-    text = TABLES[study](runs)
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{text_of(study, path)}\n")
 
 
 if __name__ == "__main__":

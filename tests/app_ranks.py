@@ -1,14 +1,16 @@
-"""One rank of an example with Accelerate, Lightning or transformers, for tests/test_apps.py.
+"""One rank of the examples with Accelerate, Lightning and transformers, for tests/test_apps.py.
 
-    torchrun --nproc-per-node 2 tests/app_ranks.py NAME FOLDER
+    torchrun --nproc-per-node 2 tests/app_ranks.py FOLDER
 
-Runs examples/NAME_votes.py in FOLDER and records what its optimizer steps with. Then trains a few steps more, resumes
-from a checkpoint as docs/NAME.md shows, and without that page's addition. Writes all of it to FOLDER/rank-N.pt.
+For each NAME, in a process forked from this one, which has loaded what all of them need: runs examples/NAME_votes.py
+in FOLDER/NAME and records what its optimizer steps with. Then trains a few steps more, resumes from a checkpoint as
+docs/NAME.md shows, and without that page's addition. Writes all of it to FOLDER/NAME/rank-N.pt.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import re
 import runpy
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from signvote import Vote
@@ -188,8 +191,8 @@ def trainer(example: dict[str, Any], record: Record) -> dict[str, Any]:
 MORE = {"accelerate": accelerate, "lightning": lightning, "trainer": trainer}
 
 
-def main(name: str, folder: str) -> None:
-    torch.set_num_threads(1)
+def rank(name: str, folder: Path) -> None:
+    """An example and what follows it."""
     os.chdir(folder)
     script = ROOT / "examples" / f"{name}_votes.py"
     sys.argv = [str(script)]
@@ -207,6 +210,28 @@ def main(name: str, folder: str) -> None:
     torch.save(found, f"rank-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def meet_as(name: str) -> None:
+    """Let ranks look for each other under a name of their own in torchrun's store, where others met before."""
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    connect = rendezvous._create_c10d_store
+    rendezvous._create_c10d_store = lambda *given, **more: PrefixStore(name, connect(*given, **more))
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)  # threads would not survive a fork
+    for package in ("accelerate", "lightning.pytorch", "transformers.trainer", "torch.distributed.fsdp"):
+        importlib.import_module(package)
+    for name in MORE:
+        child = os.fork()
+        if not child:
+            meet_as(name)
+            return rank(name, Path(folder, name))
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"the example with {name} failed")
+    return None
 
 
 if __name__ == "__main__":

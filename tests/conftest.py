@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +43,39 @@ def digits() -> Task:
     return load_task("mnist-10k", model="mlp")
 
 
+TOGETHER = {
+    "ranks": (
+        *(
+            "test_ddp",
+            "test_ddp_drift",
+            "test_ddp_faults",
+            "test_ddp_models",
+            "test_ddp_overlap",
+            "test_ddp_saving",
+        ),
+        *("test_ddp_sizes", "test_optimizer_ranks", "test_sharded", "test_sharded_saving"),
+    ),  # ranks are forked from one process, which has loaded what they need; `answers` is asked for once
+    "scripts": ("test_scripts", "test_extend", "test_tasks_page", "test_tables"),  # so are they
+    "apps": ("test_apps",),
+    "metrics": ("test_metrics",),
+    "release": ("test_release",),
+}  # files whose tests one worker of pytest runs, one after the other
+GROUP_OF = {f"tests/{name}.py": group for group, names in TOGETHER.items() for name in names}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Each test goes to the next worker that is free, in the order below; a group goes to one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return GROUP_OF.get(nodeid.split("::")[0], nodeid)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Slow tests go first, so that no core waits for the last of them.
 
@@ -50,3 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker("no_cover")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Imported objects stay: the collector need not search them, nor `Vote`, which searches for modules."""
+    gc.collect()
+    gc.freeze()

@@ -19,6 +19,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from signvote.core.groups import parameter_groups
 from signvote.engines.ddp import Vote, VoteState, vote_gradients, vote_hook
 from signvote.sim import Config
 from signvote.sim.population import Sampler, generator, split
@@ -137,18 +138,22 @@ def checksum(model: nn.Module) -> int:
 
 def make_state(model: nn.Module, config: Config, **more: Any) -> VoteState:
     """As the simulator's settings are; ranks declare batch sizes by themselves."""
-    return VoteState(model, config.rule, **_settings(config), **more)
+    return VoteState(model, config.rule, clip=config.clip, **_settings(config), **more)
 
 
 def make_optimizer(model: nn.Module, config: Config, **more: Any) -> Vote:
     """Likewise."""
     settings = {"weight_decay": config.decay, **_settings(config), **more}
-    return Vote(model.parameters(), rule=config.rule, **settings)
+    if config.decays == "all":
+        return Vote(model.parameters(), rule=config.rule, **settings)
+    groups = parameter_groups(model, weight_decay=config.decay)
+    return Vote(groups, rule=config.rule, **settings)
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    settings: dict[str, Any] = {"momentum": config.momentum, "zeros": config.zeros, "run": config.seed}
-    settings |= {"top": config.top, "feedback": config.feedback, "chunk": 1280}
+    settings: dict[str, Any] = {"momentum": config.momentum, "interpolation": config.interpolation}
+    settings |= {"zeros": config.zeros, "run": config.seed, "top": config.top, "feedback": config.feedback}
+    settings["chunk"] = 1280
     return settings | config.options
 
 
@@ -185,6 +190,8 @@ class Trainer:
 
     def step(self) -> None:
         t = self.state.round + 1
+        if self.config.top_end is not None:
+            self.state.top = self.config.top_at(t)
         self.optimizer.param_groups[0]["lr"] = self.config.step_at(t)
         self.optimizer.zero_grad()
         self.loss(t).backward()  # type: ignore[no-untyped-call]

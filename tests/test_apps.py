@@ -23,17 +23,20 @@ EXPECTED = {  # first lr, samples of a rank in a full step
 }
 
 
-def launched(name: str, folder: Path) -> list[dict[str, Any]]:
-    """What both ranks of an example recorded."""
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what both ranks of each example recorded. One launch, because loading the packages takes long."""
+    folder = tmp_path_factory.mktemp("apps")
+    for name in EXPECTED:
+        (folder / name).mkdir()
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(ROOT / "tests" / "app_ranks.py"), name, str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     run = subprocess.run(
-        [sys.executable, *launch, *script],
+        [sys.executable, *launch, str(ROOT / "tests" / "app_ranks.py"), str(folder)],
         env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout
-    return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
+    return folder
 
 
 def by_hand(ranks: list[dict[str, Any]]) -> list[Tensor]:
@@ -64,8 +67,8 @@ def all_equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
-def test_an_example_votes_as_worker_and_server_do_and_resumes(name: str, tmp_path: Path) -> None:
-    ranks = launched(name, tmp_path)
+def test_an_example_votes_as_worker_and_server_do_and_resumes(name: str, launched: Path) -> None:
+    ranks: list[dict[str, Any]] = [torch.load(launched / name / f"rank-{rank}.pt") for rank in range(2)]
     one, other = ranks
     lr, samples = EXPECTED[name]
 

@@ -29,7 +29,7 @@ ROOMS = SCRIPT["rooms"](PAGE.read_text())
 NAMES = [room.name for room in ROOMS]
 SEVERAL = {
     "bench": ("bench", "bench_cuda"),
-    "shared": ("errors", "names", "formats", "atomic", "metrics"),
+    "shared": ("errors", "names", "formats", "atomic", "metrics", "spool"),
 }  # rooms of several modules; any other room is a module or a package
 Calls = list[tuple[str, str]]
 ENGINES = ("Simulator, one by one", "Simulator, joint pass", "torch.distributed", "Flower")

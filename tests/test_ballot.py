@@ -202,6 +202,7 @@ SPARSE = ballot(torch.randn(77) * (torch.arange(77) % 9 == 0), Kind.SPARSE).to_b
 MOST = ballot(torch.randn(77) * (torch.arange(77) % 9 != 0), Kind.SPARSE).to_bytes()
 BUT_ONE = ballot(torch.randn(77) * (torch.arange(77) != 40), Kind.SPARSE).to_bytes()
 CORRECT = replace(ballot(torch.randn(77)), kind=Kind.CORRECT, claims=np.array([-3], np.int8)).to_bytes()
+SCALED = replace(ballot(torch.randn(77)), kind=Kind.SCALED, claims=np.array([-3], np.int8)).to_bytes()
 EMPTY = replace(ballot(torch.zeros(77), Kind.SPARSE), reason=1).to_bytes()
 
 BAD = {
@@ -209,7 +210,7 @@ BAD = {
     "short header": (DENSE[:63], "length", "63 bytes are no ballot"),
     "magic": (b"GRAD" + DENSE[4:], "magic", "not a ballot: it starts with b'GRAD'"),
     "version": (field(DENSE, 4, "B", 2), "version", "ballot of version 2; this program reads version 1"),
-    "kind": (field(DENSE, 5, "B", 4), "kind", "unknown kind 4"),
+    "kind": (field(DENSE, 5, "B", 5), "kind", "unknown kind 5"),
     "reason": (field(EMPTY, 6, "B", 9), "kind", "reason 9"),
     "reserved": (field(DENSE, 7, "B", 1), "kind", "reserved byte 1"),
     "voting though abstaining": (field(SPARSE, 6, "B", 1), "kind", "non-finite gradient.* cannot vote"),
@@ -278,7 +279,13 @@ def test_padding_and_range_are_checked_where_most_coordinates_are_voted_on() -> 
 
 @pytest.mark.parametrize("kind", Kind)
 def test_a_server_may_refuse_a_form(kind: Kind) -> None:
-    messages = {Kind.DENSE: DENSE, Kind.ABSTAIN: PARTIAL, Kind.SPARSE: SPARSE, Kind.CORRECT: CORRECT}
+    messages = {
+        Kind.DENSE: DENSE,
+        Kind.ABSTAIN: PARTIAL,
+        Kind.SPARSE: SPARSE,
+        Kind.CORRECT: CORRECT,
+        Kind.SCALED: SCALED,
+    }
     others = [each for each in Kind if each is not kind]
     accepted = ", ".join(each.name.lower() for each in others)
     with pytest.raises(

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from html import unescape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,48 @@ document.body.append(outcome);
 </script>"""
 
 
-def tried_in_a_browser(results: Results, folder: Path) -> dict[str, Any]:
+TAP = """<script>
+const seen = {};
+const tap = (target, at = {}) => {
+  for (const kind of ["pointerdown", "pointerup", "pointerleave"]) {
+    target.dispatchEvent(new PointerEvent(kind, { ...at, pointerType: "touch", bubbles: kind !== "pointerleave" }));
+  }
+};
+try {
+  seen.width = window.innerWidth;
+  seen.fits = document.documentElement.scrollWidth <= window.innerWidth;
+  seen.scrolls = [...document.querySelectorAll("table")].every((table) => table.closest(".scroll"));
+  const shaded = [...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth);
+  seen.shaded = shaded.length > 0 && shaded.every((box) => getComputedStyle(box).backgroundImage.includes("gradient"));
+  const plot = document.querySelector("svg.plot"), box = plot.getBoundingClientRect();
+  tap(plot, { clientX: box.left + box.width * 0.6, clientY: box.top + 80 });
+  const tip = document.querySelector(".tip"), edge = tip.getBoundingClientRect();
+  seen.tip = !tip.hidden && edge.left >= 0 && edge.right <= window.innerWidth;
+  tap(document.querySelector("h1"));
+  seen.gone = tip.hidden;
+  const rect = document.querySelector(".strips rect");
+  tap(rect);
+  seen.told = rect.closest("article").querySelector(".told").textContent === rect.querySelector("title").textContent;
+} catch (error) { errors.push(String(error)); }
+const outcome = document.createElement("pre");
+outcome.id = "outcome";
+outcome.textContent = JSON.stringify({ ...seen, errors });
+document.body.append(outcome);
+</script>"""
+
+
+PHONE = """<!doctype html>
+<iframe style="width: 400px; height: 2200px; border: 0" srcdoc="{}"></iframe>
+<script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => document.body.append(frame.contentDocument.querySelector("#outcome")));
+</script>"""  # a window of a browser cannot be that narrow
+
+
+def tried_in_a_browser(results: Results, folder: Path, script: str = TRY, frame: str = "") -> dict[str, Any]:
     assert BROWSER is not None
-    text = page(results).replace("<head>", f"<head>{WATCH}", 1).replace("</body>", f"{TRY}</body>", 1)
+    text = page(results).replace("<head>", f"<head>{WATCH}", 1).replace("</body>", f"{script}</body>", 1)
+    text = frame.replace("{}", escape(text)) if frame else text
     (folder / "report.html").write_text(text, encoding="utf-8")
     command = [BROWSER, *OFFLINE, f"--user-data-dir={folder / 'profile'}", "--window-size=1200,2200",
                "--virtual-time-budget=2000", "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
@@ -85,3 +124,13 @@ def test_the_page_works_in_a_browser(name: str, tmp_path: Path) -> None:
         "curves": series, "buttons": series, "nonsense": False, "pressed": "false", "hidden": "none",
         "others": series - 1, "back": series, "axis": True, "drawn": series, "readable": True,
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome on this machine")
+@pytest.mark.parametrize("name", ["three seeds, four modes", "attack, recipe, split"])
+def test_the_page_is_complete_on_a_phone(name: str, tmp_path: Path) -> None:
+    """Nothing is wider than 400 pixels but tables, which show that they scroll; a tap does what a mouse does."""
+    seen = tried_in_a_browser(SHAPES[name], tmp_path, TAP, PHONE)
+    assert (seen.pop("width"), seen.pop("errors")) == (400, [])
+    assert seen == dict.fromkeys(("fits", "scrolls", "shaded", "tip", "gone", "told"), True)

@@ -19,6 +19,7 @@ def test_recipes() -> None:
     assert (paper.step, paper.momentum, paper.schedule, paper.zeros) == (1e-3, 0.0, "constant", "abstain")
     assert (tuned.step, tuned.momentum, tuned.schedule, tuned.zeros) == (3e-3, 0.9, "cosine", "coin")
     assert (paper.ramp, paper.decay, tuned.ramp, tuned.decay) == (0.0, 0.0, 0.05, 1.0)
+    assert (paper.decays, tuned.decays, small("sgd").decays) == ("all", "matrices", "matrices")
     assert small(recipe="paper", step=0.5).step == 0.5
     assert small("sgd", recipe="paper").step == 0.1
     assert small("adamw").step != small("sgd").step != tuned.step
@@ -56,6 +57,15 @@ def test_the_step_rises_then_falls_and_never_exceeds_its_size(
         ({"seed": -1}, "seed is -1"),
         ({"step": 0.0}, "step is 0.0; it must be above 0"),
         ({"momentum": 1.0}, "momentum is 1.0"),
+        ({"interpolation": 1.0}, r"interpolation is 1.0; it must be in \[0, 1\)"),
+        ({"decays": "norms"}, "there is no value of decays 'norms'"),
+        (
+            {"steps": {"fc*": "big"}},
+            "the factor of steps for 'fc\\*' is 'big'; it must be a number, 0 or more",
+        ),
+        ({"steps": {"fc*": True}}, "the factor of steps for 'fc\\*' is True"),
+        ({"steps": {"fc*": -1}}, "the factor of steps for 'fc\\*' is -1"),
+        ({"clip": 0.0}, "clip is 0.0; it must be above 0"),
         ({"ramp": 1.5}, r"ramp is 1.5; it must be in \[0, 1\]"),
         ({"decay": -1.0}, "decay is -1.0; it must be 0 or more"),
         ({"miss": 1.5}, "miss is 1.5"),

@@ -225,6 +225,8 @@ def test_disagreements_in_blocks(ternary: bool, m: int, n: int) -> None:
     signs, support = torch.randint(-(2**63), 2**63 - 1, (2, m, words_for(n)), device=DEVICE)
     votes = Planes(signs & support, support) if ternary else Planes(signs, None)
     assert same(cuda.disagreements(votes, n), reference.disagreements(votes, n))
+    others = votes.map(lambda plane: plane[: m // 3 + 1])
+    assert same(cuda.disagreements(votes, n, others), reference.disagreements(votes, n, others))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -243,6 +245,29 @@ def test_step(dtype: torch.dtype, n: int, begin: int, ternary: bool) -> None:
     moved = x.to(DEVICE)
     cuda.step_(moved, decision, begin, 1e-3)
     assert torch.equal(moved.cpu(), want.to(dtype))
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+@pytest.mark.parametrize("decided", [None, True, False])
+def test_many_tensors_step_in_one_launch(ternary: bool, decided: bool | None) -> None:
+    """As each does by itself, also those that Triton leaves to plain torch."""
+    shapes = [(70, 30), (5,), (1,), (64,), (3, 4, 5, 2)]
+    begins = [0, 2100, 2105, 2110, 2176]
+    xs = [torch.randn(shape, dtype=torch.float64 if shape == (64,) else torch.float32) for shape in shapes]
+    xs[4] = xs[4].to(memory_format=torch.channels_last)
+    ones, others = ([x.to(DEVICE) for x in xs] for _ in range(2))
+    others = [x.clone() for x in others]
+    y = torch.randint(-1, 2, (2400,)) if ternary else 2 * torch.randint(0, 2, (2400,)) - 1
+    if decided is False:
+        y.zero_()
+    has_support = ternary or decided is not None
+    decision = there(Planes(reference.pack(y > 0), reference.pack(y != 0) if has_support else None))
+    flag = None if decided is None else torch.tensor(decided, device=DEVICE)
+    cuda.step_all_(ones, begins, decision, 1e-3, 0.9993, flag)
+    for x, one, other, begin in zip(xs, ones, others, begins, strict=True):
+        reference.step_all_([other], [begin], decision, 1e-3, 0.9993, flag)
+        assert torch.equal(one, other)
+        assert decided is not False or torch.equal(one.cpu(), x)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="needs the memory of a GPU")

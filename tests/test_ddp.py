@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from signvote import Server, Worker
-from signvote.engines.ddp import VoteState, vote_gradients
+from signvote.engines.ddp import VoteState, exchange, process_group, vote_gradients
+from signvote.engines.ddp.process_group import ProcessGroup
 from signvote.sim import Config
 from tests.ranks import Trainer, config, simulated, together, trained
 
@@ -61,10 +62,43 @@ def test_buckets_are_rebuilt_into_many_and_about_a_quarter_of_a_byte_a_coordinat
         assert sent < 1.2 * size / 4  # of a vector so short, padding and counts are a part
 
 
+def in_turns(
+    rank: int, world: int, cases: list[tuple[Config, dict[str, Any]]]
+) -> tuple[list[list[int]], int]:
+    """As on a slow link; the checksums, and how often rows traveled in turns."""
+    turned = []
+    rotate = ProcessGroup._rotate
+
+    def counting(group: ProcessGroup, received: Any, sent: Any) -> None:
+        turned.append(len(sent))
+        rotate(group, received, sent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "SLOW", -1)
+        patch.setattr(process_group, "TURN", 40)
+        patch.setattr(process_group, "SHORTEST", 16)
+        patch.setattr(ProcessGroup, "_rotate", counting)
+        return trained(rank, world, cases), len(turned)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_votes_that_travel_in_turns_equal_the_simulator(world: int, tmp_path: Path) -> None:
+    """Votes of one plane, of two, and sparse ones, whose pieces have different lengths."""
+    cases = [
+        (config("weighted", world, 6), {"overlap": True}),
+        (config("robust", world, 6, zeros="abstain"), {"over_ddp": False}),
+        (config("majority", world, 6, zeros="abstain", top=0.1), {"overlap": False}),
+    ]
+    wanted = [simulated(case) for case, _ in cases]
+    for sums, turned in together(world, in_turns, cases, folder=tmp_path):
+        assert sums == wanted
+        assert turned >= 5 * len(cases)
+
+
 SENDING: list[dict[str, Any]] = [
-    {"top": 0.1},
-    {"feedback": True},
-    {"top": 0.3, "feedback": True, "momentum": 0.0},
+    {"top": 0.5, "top_end": 0.01},
+    {"feedback": True, "clip": 0.1},
+    {"top": 0.3, "feedback": True, "momentum": 0.0, "interpolation": 0.5},
 ]
 
 

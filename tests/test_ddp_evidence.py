@@ -32,6 +32,7 @@ RULES: list[tuple[str, dict[str, Any]]] = [
     ("weighted", {"per": "tensor"}),
     ("robust", {"sample": 128}),
     ("robust", {"sample": 10**6}),
+    ("robust", {"sample": 128, "witnesses": 5}),
 ]
 
 
@@ -126,7 +127,7 @@ def test_the_size_of_a_message() -> None:
     evidence = counted(rule, shares, 0, 8, True)
     whole = in_a_row(evidence).nbytes
     owned = [shares.owned(rank) for rank in range(8)]
-    packed = 8 * Packings(rule.groups, owned, dense=True).of(evidence).words  # type: ignore[attr-defined]
+    packed = 8 * Packings(rule.groups, owned, dense=True).of(evidence).words
     touched = math.ceil(52 / 8) + 2
     assert whole == 8 * 52 * 2 * 8
     assert packed <= 8 + touched * 2 * (8 + 1)

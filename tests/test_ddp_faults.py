@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import runpy
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from signvote import Layout, StateError
+from signvote import Layout, StateError, Vote
 from signvote.core.layout import trainable
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
@@ -52,6 +53,26 @@ def test_a_rank_without_finite_gradients_abstains_and_keeps_its_momentum(tmp_pat
     for sums, abstained in together(3, abstaining, True, folder=tmp_path):
         assert sums == wanted
         assert abstained == {1: "non-finite gradient"}
+
+
+def forgetful(rank: int, world: int) -> list[float]:
+    weights = nn.Parameter(torch.zeros(8))
+    kept, moved = [], []
+    for _ in range(3):
+        optimizer = Vote([weights], lr=1e-2, group=dist.new_group([0, 1]))
+        if rank == 0:
+            kept.append(optimizer)
+        weights.grad = torch.ones(8)
+        optimizer.step()
+        del optimizer
+        gc.collect()
+        moved.append(round(weights[0].item(), 6))
+    return moved
+
+
+def test_a_rank_may_forget_an_optimizer_that_another_keeps(tmp_path: Path) -> None:
+    """The next one of the same ranks finds the others at their new addresses."""
+    assert together(2, forgetful, folder=tmp_path) == [[-0.01, -0.02, -0.03]] * 2
 
 
 # ---- ranks that do not fit together ------------------------------------------------------------------

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from signvote.cli import parse
+from signvote.cli.commands import parse
 
 ROOT = Path(__file__).parent.parent
 STUDIES = [ROOT / "paper" / "README.md", ROOT / "studies" / "README.md"]
@@ -84,7 +84,9 @@ def test_python_is_python(page: Path) -> None:
             ast.parse(text)  # not more: an excerpt may return
 
 
-@pytest.mark.parametrize(("page", "least"), [("algorithm.md", 11), ("unlike-data.md", 4)])
+@pytest.mark.parametrize(
+    ("page", "least"), [("algorithm.md", 11), ("unlike-data.md", 4), ("local-steps.md", 5)]
+)
 def test_quoted_code_is_in_the_source(page: str, least: int) -> None:
     quotes = [block for block in blocks(ROOT / "docs" / page) if "title=" in block[0]]
     assert len(quotes) >= least

@@ -75,7 +75,7 @@ def test_decay_pulls_everywhere_and_needs_no_vote() -> None:
 
 def test_a_worker_goes_on_with_what_was_unsaid() -> None:
     named = {"w": torch.randn(50)}
-    first, second = (Worker(named, 0, feedback=True, momentum=0.5, top=0.2) for _ in range(2))
+    first, second = (Worker(named, 0, feedback=True, interpolation=0.5, top=0.2) for _ in range(2))
     named["w"].grad = torch.randn(50)
     first.ballot(1)
     second.load_state_dict(first.state_dict())
@@ -100,6 +100,8 @@ def test_few_votes_make_a_short_decision() -> None:
 
 ENCODINGS = [
     Encoding(momentum=0.9),
+    Encoding(momentum=0.99, interpolation=0.9, feedback=True),
+    Encoding(momentum=0.9, clip=0.1),
     Encoding(feedback=True),
     Encoding(momentum=0.9, top=0.1, feedback=True),
     Encoding(top=0.01, zeros="abstain"),
@@ -129,9 +131,62 @@ def test_rows_are_encoded_as_each_worker_alone(encoding: Encoding, device: str) 
                     assert a is None or b is None or torch.equal(a, b[m])
 
 
-def test_a_slice_is_encoded_as_a_part_of_the_whole() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+def test_the_signs_of_one_average_and_the_memory_of_another(alpha: float, momentum: float) -> None:
+    """Lion's interpolation. Equal to the momentum, it is what there is without it."""
+    encoder = Encoder(Layout([("w", (70,))]), 0, Encoding(momentum=momentum, interpolation=alpha))
+    plain = Encoder(encoder.layout, 0, Encoding(momentum=momentum))
+    m = torch.zeros(70)
+    for t in range(1, 6):
+        gradient = torch.randn(70)
+        signal = torch.lerp(m, gradient, 1 - alpha)
+        m = torch.lerp(m, gradient, 1 - momentum)
+        usual = signs(plain, t, gradient)
+        assert torch.equal(signs(encoder, t, gradient), signal.sign().to(torch.int8))
+        if encoder.memory.average is not None:
+            assert torch.equal(encoder.memory.average, m)
+        if alpha == momentum:
+            assert torch.equal(usual, signal.sign().to(torch.int8))
+    assert (encoder.memory.average is None) == (alpha == momentum == 0)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-3, 1.0, 1e30])
+def test_clipping_is_that_of_torch(size: float) -> None:
+    """Momentum averages what torch would have clipped; a gradient of 0 or of any size is no trouble."""
+    encoder = Encoder(Layout([("w", (1000,))]), 0, Encoding(momentum=0.9, clip=0.5))
+    p = torch.zeros(1000, dtype=torch.float64, requires_grad=True)
+    p.grad = size * torch.randn(1000, dtype=torch.float64)
+    encoder.encode(1, p.grad.float())
+    torch.nn.utils.clip_grad_norm_([p], 0.5)
+    assert encoder.memory.average is not None
+    torch.testing.assert_close(encoder.memory.average, 0.1 * p.grad.float(), rtol=1e-4, atol=0)
+    assert encoder.encode(2, torch.zeros(1000)) is not None
+    for wrong in (torch.nan, torch.inf):
+        assert encoder.encode(3, torch.full((1000,), wrong)) is None
+    with pytest.raises(ConfigError, match="clip is 0; it must be above 0"):
+        Encoding(clip=0)
+
+
+def test_the_gradient_becomes_the_signal_without_the_residual() -> None:
+    encoder = Encoder(Layout([("w", (70,))]), 0, Encoding(momentum=0.9, interpolation=0.5, feedback=True))
+    encoder.encode(1, torch.ones(70))
+    gradient = torch.randn(70)
+    wanted = torch.lerp(torch.full((70,), 0.1), gradient, 0.5)
+    encoder.encode(2, gradient)
+    torch.testing.assert_close(gradient, wanted)
+
+
+def test_an_interpolation_out_of_range_or_with_corrections_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"interpolation is 1\.0; it must lie in \[0, 1\)"):
+        Encoding(interpolation=1.0)
+    with pytest.raises(ConfigError, match="are of m itself: use interpolation=None"):
+        Encoding(interpolation=0.5, corrects=True)
+
+
+@pytest.mark.parametrize("encoding", [Encoding(momentum=0.9), Encoding(momentum=0.9, interpolation=0.5)])
+def test_a_slice_is_encoded_as_a_part_of_the_whole(encoding: Encoding) -> None:
     """Where no sign depends on other coordinates, as a rank does it chunk by chunk."""
-    encoding = Encoding(momentum=0.9)
     gradient, average = torch.randn(2, 1000)
     coin = coin_for("coin", 0, 1, 5)
     assert coin is not None
@@ -147,9 +202,12 @@ def test_what_an_encoding_needs() -> None:
     """Two planes where coordinates may be left out; the whole vector where a sign depends on other coordinates."""
     needs = {
         encoding: (encoding.planes, encoding.needs_whole_vector)
-        for encoding in (Encoding(), Encoding(zeros="abstain"), Encoding(top=0.5), Encoding(feedback=True))
+        for encoding in (
+            *(Encoding(), Encoding(zeros="abstain"), Encoding(top=0.5), Encoding(feedback=True)),
+            Encoding(clip=0.5),
+        )
     }
-    assert list(needs.values()) == [(1, False), (2, False), (2, True), (1, True)]
+    assert list(needs.values()) == [(1, False), (2, False), (2, True), (1, True), (1, True)]
 
 
 def test_an_encoding_is_its_settings_one_by_one() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import re
 import runpy
 import subprocess
 import sys
+from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
@@ -163,27 +165,68 @@ def test_tracker(example: Example, tmp_path: Path) -> None:
     assert f"{events[-2]['accuracy']:.1%}" in out.splitlines()[-2]
 
 
-def as_ranks(rank: int, world: int, name: str, *arguments: str) -> str:
-    """An example in a process that is a rank already; what it printed."""
-    sys.argv = [name, *arguments]
+def as_ranks(rank: int, world: int, *commands: tuple[str, ...]) -> list[str]:
+    """Examples in a process that is a rank already, one after the other; what each printed."""
+    os.environ["WORLD_SIZE"] = str(world)  # as torchrun does
     dist.init_process_group = lambda backend: None  # type: ignore[assignment, misc]
     dist.destroy_process_group = lambda: None  # type: ignore[assignment, misc]
-    with redirect_stdout(io.StringIO()) as out:
-        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return out.getvalue()
+    printed = []
+    for name, *arguments in commands:
+        sys.argv = [name, *arguments]
+        with redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        printed.append(out.getvalue())
+    return printed
 
 
-def test_fsdp_votes(tmp_path: Path) -> None:
-    """On two nodes of two ranks, then on two ranks without shards, from the checkpoint."""
+def test_fsdp_votes_and_gpt_on_several_ranks(tmp_path: Path) -> None:
+    """FSDP on two nodes of two ranks, then on two ranks without shards, from the checkpoint; the GPT on these two."""
     flags = ("--save", str(tmp_path / "saved"), "--rounds", "30")
-    first, *others = together(4, as_ranks, "fsdp_votes.py", *flags, folder=tmp_path)
-    assert others == [""] * 3
+    (first,), *others = together(4, as_ranks, ("fsdp_votes.py", *flags), folder=tmp_path)
+    assert others == [[""]] * 3
     assert percents(first)[0] > 60
     assert first.endswith("samples of the nodes: (128, 128)\n")
-    resumed = ("--shards", "1", "--resume", str(tmp_path / "saved"), "--rounds", "3")
-    first, _ = together(2, as_ranks, "fsdp_votes.py", *resumed, folder=tmp_path)
+    resumed = ("fsdp_votes.py", "--shards", "1", "--resume", str(tmp_path / "saved"), "--rounds", "3")
+    gpt = ("gpt.py", *SMALL_GPT)
+    printed, others = together(2, as_ranks, resumed, gpt, (*gpt, "--adamw"), folder=tmp_path)
+    assert others == [""] * 3
+    first, votes, floats = printed
     assert first.startswith("round 33: ")
     assert first.endswith("samples of the nodes: (64, 64)\n")
+    assert 0.125 <= bytes_of(votes) < 0.14, "a bit each way, to one other rank: half of 2 / 8"
+    assert bytes_of(floats) == 4.0
+
+
+SHAPE = ("--width", "16", "--layers", "1", "--heads", "2", "--context", "16", "--batch", "4")
+SMALL_GPT = (*SHAPE, "--rounds", "4", "--every", "2")
+
+
+def bytes_of(printed: str) -> float:
+    *rounds, last = printed.splitlines()
+    assert [line.split(":")[0] for line in rounds] == ["round     2", "round     4"]
+    assert all(0 < float(line.split()[2]) < 6 for line in rounds), "nats per byte"
+    return float(re.findall(r"sent by each: (\S+) bytes per parameter and round", last)[0])
+
+
+def test_gpt_resumes_as_if_nothing_had_happened(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = example("gpt.py", *SMALL_GPT)
+    assert bytes_of(whole) == 0, "a worker alone sends nothing"
+    save = torch.save
+
+    def dying(state: dict[str, object], path: Path) -> None:
+        if state["round"] == 4:
+            raise KeyboardInterrupt
+        save(state, path)
+
+    saving = (*SMALL_GPT, "--checkpoint", str(tmp_path / "saved"))
+    monkeypatch.setattr(torch, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        example("gpt.py", *saving)
+    monkeypatch.undo()
+    resumed = example("gpt.py", *saving)
+    assert resumed.splitlines()[-2:] == whole.splitlines()[-2:]
 
 
 def test_the_page_about_fsdp_starts_with_the_example() -> None:
@@ -225,3 +268,16 @@ def test_the_tour_is_committed_small_and_says_nothing_of_a_machine() -> None:
     text = (EXAMPLES / "tour.ipynb").read_text()
     assert len(text) < 300_000
     assert not re.search(r"/(tmp|home|root|work|Users)/", text)
+
+
+def one_part(rank: int, world: int, rule: str) -> str:
+    """A rank of examples/tree.py."""
+    settings = {"rule": rule, "relays": 2, "workers": 6, "rounds": 6, "lose": 2, "check": True}
+    text: str = module_of("tree.py").part(rank, Namespace(**settings))
+    return text
+
+
+def test_a_tree_of_relays_decides_as_one_server_also_when_a_relay_dies(tmp_path: Path) -> None:
+    found = together(5, one_part, "weighted", folder=tmp_path)
+    assert "6 rounds decided as one server would, bit for bit; 3 workers voted in the last" in found[0]
+    assert [rank for rank, text in enumerate(found) if text is None] == [2]

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher import launched
+
 ROOT = Path(__file__).parent.parent
 SECTIONS = (ROOT / "docs" / "extend.md").read_text().split("\n## ")[1:]
 SMALL = {r"--rounds \d+": "--rounds 2", r"--mode (\d)": r"--mode \1 --total 120"}
-PASSING = shutil.ignore_patterns("*.pyc*", "*.tmp.*")  # what other tests may be writing meanwhile
+PASSING = shutil.ignore_patterns("*.pyc.*", "*.tmp.*")  # what other tests may be writing meanwhile
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,7 +40,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(tree: Path, *command: str, text: str | None = None) -> str:
-    settings = {"PYTHONPATH": str(tree / "src"), "GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    settings = {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     done = subprocess.run(
         command, cwd=tree, env=os.environ | settings, input=text, capture_output=True, text=True
     )
@@ -47,14 +49,14 @@ def run(tree: Path, *command: str, text: str | None = None) -> str:
 
 
 def ready(command: str) -> list[str]:
-    """A command of the page in small form, by this interpreter."""
+    """A command of the page in small form, as arguments of Python."""
     for pattern, small in SMALL.items():
         command = re.sub(pattern, small, command)
     program, *arguments = shlex.split(command)
     if program == "signvote":
-        return [sys.executable, "-c", "from signvote.cli import main; main()", *arguments]
+        return ["-c", "from signvote.cli import main; main()", *arguments]
     assert (program, *arguments[:2]) == ("python", "-m", "pytest"), command
-    return [sys.executable, *arguments, "-p", "no:cacheprovider"]
+    return [*arguments, "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]  # before the fork
 
 
 def test_the_page_shows_one_of_each() -> None:
@@ -70,5 +72,6 @@ def test_a_diff_applies_and_what_it_adds_works(tree: Path, section: str) -> None
     run(tree, sys.executable, "-m", "ruff", "check", "--no-cache", *changed)
     run(tree, sys.executable, "-m", "ruff", "format", "--no-cache", "--check", *changed)
     for command in commands.splitlines():
-        out = run(tree, *ready(command))
-        assert ("The page:" if command.startswith("signvote") else "100%") in out, out
+        done = launched(*ready(command), cwd=tree, PYTHONPATH=str(tree / "src"))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("The page:" if command.startswith("signvote") else "100%") in done.stdout, done.stdout

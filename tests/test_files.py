@@ -140,7 +140,7 @@ def test_a_model_other_than_the_tasks_own(tmp_path: Path) -> None:
             ("mnist", None, "resnet20"),
             "'resnet20' takes images of 3 x 32 x 32, these have 1 x 28 x 28; for them use mnist-cnn or mlp",
         ),
-        (("cifar10", None, "mnist-cnn"), "for them use resnet20 or resnet56 or mlp"),
+        (("cifar10", None, "mnist-cnn"), "for them use resnet20 or resnet20-gn or resnet56 or mlp"),
     ],
 )
 def test_names_that_do_not_fit(arguments: tuple[Any, ...], text: str) -> None:

@@ -13,13 +13,14 @@ import torch
 
 from signvote import checkpoint
 from signvote.sim import train
+from signvote.tasks import load_task
 from tests.flower_apps.same import CONFIGS, TASK
 from tests.flower_cluster import cluster, write_app
 from tests.ranks import PATIENCE
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
-TWO_ACTORS = "num-supernodes=3 client-resources-num-cpus=1 init-args-num-cpus=2"
+TWO_ACTORS = "num-supernodes={} client-resources-num-cpus=1 init-args-num-cpus=2"
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -35,7 +36,7 @@ def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
         app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
-        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS)
+        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS.format(3))
     for config in CONFIGS:
         path = tmp_path / f"{config.rule}.safetensors"
         assert path.exists(), printed
@@ -59,8 +60,16 @@ def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
     with cluster(tmp_path / "home") as c:
         c.superlink("--simulation")
         config = f"rounds=5 local-steps=4 step=0.004 deadline={PATIENCE}"
-        settings = ["-c", config, "--federation-config", TWO_ACTORS]
+        settings = ["-c", config, "--federation-config", TWO_ACTORS.format(5)]
         printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
     assert len(accuracies) == 6, printed
     assert accuracies[-1] > accuracies[0] + 0.2, accuracies
+    assert "whose votes counted in round 5:" in printed, printed
+    shares = [float(share) for share in re.findall(r"\t +\d+ +([0-9.]+)%", printed)]
+    assert len(shares) == 5
+    assert shares[0] > 4 * shares[-1], "nodes declare batches of 4 to 256"
+    saved = re.search(r"The model is in (.*\.pt)", printed)
+    assert saved, printed
+    model = load_task("mnist-10k", model="mlp").model()
+    model.load_state_dict(torch.load(saved[1], weights_only=True))

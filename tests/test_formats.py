@@ -59,6 +59,7 @@ def config(rule: str) -> Config:
         step=1e-3,
         ramp=0.0,
         decay=0.0,
+        decays="all",
         options=RULES[rule],
     )
 
@@ -138,13 +139,13 @@ def test_of_another_signvote() -> None:
     run = Run(config("majority"), toy())
     layout = Layout([("w", (3,))])
     worker, server = Worker({"w": torch.zeros(3)}, worker_id=0), Server(layout)
-    for kept, newest in ((run, 3), (worker, 1), (server, 2), (SignVote(layout), 1)):
+    for kept, oldest, newest in ((run, 3, 3), (worker, 1, 1), (server, 2, 2), (SignVote(layout), 1, 2)):
         state = kept.state_dict()
         with pytest.raises(StateError, match=later.format(newest)):
             kept.load_state_dict(state | {"version": 9})
-        if newest > 1:
-            with pytest.raises(StateError, match=earlier.format(newest - 1, newest)):
-                kept.load_state_dict(state | {"version": newest - 1})
+        if oldest > 1:
+            with pytest.raises(StateError, match=earlier.format(oldest - 1, oldest)):
+                kept.load_state_dict(state | {"version": oldest - 1})
     with pytest.raises(StateError, match="kind 'server'; wanted 'run'"):
         run.load_state_dict(server.state_dict())
     with pytest.raises(StateError, match="version is None, which signvote never wrote"):

@@ -65,7 +65,7 @@ def test_several_workers_are_forgotten_at_once(rule: str) -> None:
 
 def test_weights_are_computed_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many chunks there are; here one for each word."""
-    monkeypatch.setattr("signvote.core.server.STACK_BYTES", 8)
+    monkeypatch.setattr("signvote.core.chunks.STACK_BYTES", 8)
     calls = []
 
     class Counting(Weighted):

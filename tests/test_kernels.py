@@ -136,6 +136,11 @@ def test_disagreements(kernels: Backend, data: st.DataObject, ternary: bool) -> 
     differ, common = kernels.disagreements(obvious.planes_of(y), len(y[0]))
     assert differ.tolist() == [[sum(p * q < 0 for p, q in zip(a, b, strict=True)) for b in y] for a in y]
     assert common.tolist() == [[sum(p * q != 0 for p, q in zip(a, b, strict=True)) for b in y] for a in y]
+    some = data.draw(st.lists(st.sampled_from(range(len(y))), min_size=1))
+    planes = obvious.planes_of(y)
+    found = kernels.disagreements(planes, len(y[0]), planes.map(lambda plane: plane[some]))
+    assert torch.equal(found[0], differ[:, some])
+    assert torch.equal(found[1], common[:, some])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from signvote import BallotError, ConfigError, Layout, Server, StateError, Vote, Worker
-from signvote.core import server as server_module
+from signvote.core import chunks as chunks_module
 from signvote.core.ballot import Kind, parse
 from signvote.core.bits import unpack_signs
-from signvote.core.corrections import LEAK, agreed, claims, scales
+from signvote.core.corrections import LEAK, claims, scales
 from signvote.core.mean import Mean
+from signvote.core.powers import agreed
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin
 from signvote.sim.machine import Machine
@@ -195,7 +196,7 @@ def test_chunks_and_the_order_of_arrival_change_nothing(size: int, monkeypatch: 
     sent = rounds_of_ballots()
     server = Server(LAYOUT, "mean")
     wanted = [server.decide(t, ballots) for t, ballots in enumerate(sent, 1)]
-    monkeypatch.setattr(server_module, "STACK_BYTES", size)
+    monkeypatch.setattr(chunks_module, "STACK_BYTES", size)
     other = Server(LAYOUT, "mean")
     assert [other.decide(t, reversed(ballots.items())) for t, ballots in enumerate(sent, 1)] == wanted
 

@@ -26,8 +26,19 @@ from signvote.report.panels import arranged
 from signvote.report.terminal import tables_of
 from signvote.results import read, results_of, to_csv, write
 from signvote.sim import train
-from signvote.sim.gradients import evaluate
-from signvote.tasks import Measure, cross_entropy, loss, mae, perplexity, rmse
+from signvote.sim.gradients import by_class, evaluate
+from signvote.tasks import (
+    Data,
+    Measure,
+    Task,
+    accuracy,
+    cross_entropy,
+    loss,
+    mae,
+    perplexity,
+    rmse,
+    worst_class,
+)
 from tests.test_own_tasks import N, X, Y, config, regression, tasks
 from tests.test_report import made_up_run
 
@@ -68,6 +79,23 @@ def test_accuracy_counts_pixels_and_perplexity_may_be_infinite() -> None:
     assert evaluate(pixels, model, 7)["accuracy"] == pytest.approx(float(hits.double().mean()))
     assert perplexity().finish(1e4) == math.inf
     assert math.isnan(perplexity().finish(math.nan))
+
+
+def test_the_worst_class_is_the_smallest_accuracy_by_class() -> None:
+    three = torch.tensor([0, 0, 1, 1, 1, 2])
+    data = Data(inputs=torch.eye(6)[:, :4], labels=three)
+    task = Task(
+        name="classes",
+        train=data,
+        test=data,
+        model=lambda: torch.nn.Linear(4, 4),
+        metrics=(worst_class(4), accuracy()),
+    )
+    for seed in range(20):
+        torch.manual_seed(seed)
+        model = task.model()
+        expected = min(by_class(task, model, 6))
+        assert evaluate(task, model, 1 + seed % 6)["worst class"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

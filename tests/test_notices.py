@@ -22,6 +22,9 @@ from signvote.tasks import Task
 from tests.strategies import RULES_AND_ZEROS
 from tests.test_report import made_up_run, results_of
 
+LOCAL = ("diloco", "sparseloco")
+ALWAYS = [name for name in YARDSTICKS if name not in LOCAL]
+
 both_ways = pytest.mark.parametrize("together", [False, True])
 
 
@@ -38,15 +41,23 @@ def finished(config: Config, task: Task, *, together: bool = False) -> Run:
     return run
 
 
+def needs_of(rule: str) -> dict[str, Any]:
+    """The settings without which a rule is refused."""
+    return {"local_steps": 2} if rule in LOCAL else {}
+
+
 # ---- nobody voted, nothing moves -----------------------------------------------------------------------
 
 
 @both_ways
-@pytest.mark.parametrize(("rule", "zeros"), [*RULES_AND_ZEROS, *product(YARDSTICKS, ("coin", "abstain"))])
+@pytest.mark.parametrize(
+    ("rule", "zeros"),
+    [*RULES_AND_ZEROS, *product(ALWAYS, ("coin", "abstain")), *product(LOCAL, ("coin",))],
+)
 def test_below_the_quorum_nothing_moves(digits: Task, rule: str, zeros: Any, together: bool) -> None:
     """Two of three vote, of three that must. Weight decay does not move a parameter either."""
     few = {"batch_sizes": (4, 8, 16), "absent": ("1:2",), "decay": 0.5, "rounds": 3, "evaluate_every": 3}
-    config = short(rule, zeros=zeros, min_voters=3, **few)
+    config = short(rule, zeros=zeros, min_voters=3, **few, **needs_of(rule))
     run = Run(config, digits, Machine(together=together))
     with run.machine.ready():
         run.step()
@@ -64,7 +75,7 @@ def test_below_the_quorum_nothing_moves(digits: Task, rule: str, zeros: Any, tog
 
 @pytest.mark.parametrize("rule", [*RULES, *YARDSTICKS])
 def test_nobody_there_and_nothing_moves(digits: Task, rule: str) -> None:
-    config = short(rule, miss=1.0, decay=0.5, rounds=2)
+    config = short(rule, miss=1.0, decay=0.5, rounds=2, **needs_of(rule))
     run = finished(config, digits)
     assert torch.equal(run.gradients.x, Run(config, digits).gradients.x)
     assert run.result("done")["undecided"] == 2

@@ -17,21 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote import ConfigError, Vote
-from signvote.core.bits import coin_for
-from signvote.core.server import vote_in_chunks
-from signvote.core.trust import Evidence
 from signvote.engines.ddp import Balancer, copy_from_majority, load_sharded, noop_hook
-from signvote.engines.ddp.evidence import in_a_row
 from signvote.engines.ddp.handshake import SETTINGS
-from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.process_group import Alone, ProcessGroup
 from signvote.engines.ddp.status import Status, gathered
 from signvote.engines.ddp.team import Team
 from signvote.errors import EngineError
-from signvote.kernels import Planes
 from tests import optimized
 from tests.ranks import alone
 from tests.sharded import error_of, flat, mesh_of, plain, sharded, vote_of
+from tests.test_optimizer_lazy import are_equal
 from tests.test_sharded import MORE, RULES, beside_the_twin
 from tests.test_sharded_saving import (
     DAMAGED,
@@ -203,32 +198,20 @@ def test_the_batch_size_is_the_balancers_unless_another_is_given() -> None:
 # ---- what travels --------------------------------------------------------------------------------
 
 
-def equal(one: Planes, other: Planes) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.parametrize("name", ["majority", "weighted", "per tensor", "robust", "abstain"])
 def test_what_is_shared_with_nobody_is_what_a_rank_alone_decides(name: str) -> None:
-    """Many ranks pack their decisions and evidence. With one rank both come back as they were."""
-    usual = Poll._vote
-    totals = []
-
-    def both_ways(poll: Poll, *voters: Any) -> tuple[Planes, Evidence]:
-        coin = coin_for(poll.server.zeros, poll.server.run, poll.round + 1)
-        mine = vote_in_chunks(poll.server.rule, poll._pieces(*voters), coin)
-        decision, total = poll._shared(mine)
-        assert equal(decision, poll.exchange.own())
-        assert torch.equal(total, in_a_row(mine))
-        totals.append(total)
-        return usual(poll, *voters)
-
-    mesh = mesh_of(1, 1)
-    model = sharded(mesh)
-    optimizer = vote_of(model, mesh, **CASES[name].settings)
-    with patch.object(Poll, "_vote", both_ways):
-        train(model, optimizer, range(3))
-    assert len(totals) == 3
+    """Many ranks exchange votes, and pack their decisions and evidence. A rank that is alone does without."""
+    found = []
+    for is_alone in (True, False):
+        with patch.object(Team, "is_alone", is_alone):
+            mesh = mesh_of(1, 1)
+            model = sharded(mesh)
+            optimizer = vote_of(model, mesh, **CASES[name].settings)
+            found.append((train(model, optimizer, range(3)), optimizer.report, optimizer.rank_state()))
+    (alone, report, state), (shared, its_report, its_state) = found
+    assert torch.equal(alone, shared)
+    assert report == its_report
+    assert are_equal(state, its_state)
 
 
 # ---- an exchange that fails ----------------------------------------------------------------------
@@ -318,7 +301,7 @@ def test_each_difference_of_two_ranks_has_its_sentence(raised: tuple[int, ...], 
 def test_ranks_in_different_rounds() -> None:
     """The handshake finds this first, unless a script calls `step()` on one rank only."""
     poll = Vote(optimized.made().parameters()).poll
-    mine = Status(round=4, votes=1, reason=0, batch_size=8, nanoseconds=0, digest=0)
+    mine = Status(round=4, votes=1, reason=0, batch_size=8, nanoseconds=0, traveled=0, digest=0)
     nothing = torch.zeros(0, dtype=torch.int8)
     found = gathered(mine, [True, False], nothing, poll.exchange, Two(3))
     assert [status.batch_size for status in found.ranks] == [8, 9]

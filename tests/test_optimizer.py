@@ -68,7 +68,7 @@ def test_in_few_launches_as_one_by_one() -> None:
     settings = [Setting(1e-3, 0.1), Setting(1e-2, 0.0), Setting(1e-3, 0.1), Setting(1e-3, 0.1)]
     by_one, at_once = (Stepping(each, Placement.of(layout).parts) for each in (ones, others))
     by_one.step(decision, [True] * 4, settings)
-    at_once._step_at_once(decision, range(4), settings)
+    at_once._step_at_once(decision, [True] * 4, settings)
     others[2].copy_(at_once.masters[2])
     for one, other in zip(ones, others, strict=True):
         assert torch.equal(one, other)
@@ -151,7 +151,9 @@ def test_a_closure() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("how", [{"rule": "it-signsgd"}, {"feedback": True}, {"momentum": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"rule": "it-signsgd"}, {"feedback": True, "interpolation": 0.5}, {"momentum": 0.0}], ids=str
+)
 def test_a_state_resumes_bit_for_bit(how: dict[str, Any], dtype: torch.dtype) -> None:
     """Through a file, into a fresh optimizer before its first step and into one that has trained."""
     model = made(dtype)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,12 @@ HOWS: list[dict[str, Any]] = [
     {"rule": "it-signsgd"},
     {"rule": "weighted", "zeros": "abstain"},
     {"rule": "robust"},
+    {"rule": "mean"},
     {"feedback": True},
     {"momentum": 0.0},
 ]
+
+WAITLESS = [how for how in HOWS if how.get("rule") != "robust"] + [{"overlap": True}, {"check_every": 2}]
 
 
 def parameters(device: str, dtype: torch.dtype) -> list[Tensor]:
@@ -88,3 +94,48 @@ def test_over_nccl_in_a_world_of_one(overlap: bool, tmp_path: Path) -> None:
     for p, q in zip(alone.parameters(), model.parameters(), strict=True):
         assert torch.equal(p, q)
     assert optimizers[1].batch_sizes == (8,)
+
+
+@contextmanager
+def without_a_wait() -> Iterator[None]:
+    """An operation that waits for the GPU is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("how", WAITLESS, ids=str)
+def test_a_step_does_not_wait_for_the_gpu(how: dict[str, Any], dtype: torch.dtype) -> None:
+    """Nor does one with an overflow, or with AMP's scale. Rules may wait in their first round, and kernels compile."""
+    params = parameters("cuda", dtype)
+    optimizer = Vote(params, weight_decay=0.7, **how)
+    for t in range(5):
+        for p, gradient in zip(params, gradients(t), strict=True):
+            p.grad = gradient.to(p)
+        if t == 3:
+            params[0].grad = torch.full_like(params[0], math.nan)
+        if t == 4 and "overlap" not in how:
+            optimizer.grad_scale = torch.tensor(2.0, device="cuda")  # type: ignore[attr-defined]
+        with without_a_wait() if t > 1 else nullcontext():
+            optimizer.step()
+    assert optimizer.round == 5
+    assert optimizer.report.is_decided
+
+
+def test_an_overflow_is_reported_when_somebody_asks() -> None:
+    params = parameters("cuda", torch.float32)
+    optimizer = Vote(params, weight_decay=0.7)
+    for p, gradient in zip(params, gradients(0), strict=True):
+        p.grad = gradient.to(p)
+    params[1].grad = torch.full_like(params[1], math.inf)
+    before = [p.detach().clone() for p in params]
+    optimizer.step()
+    assert optimizer.report.abstained == {0: "non-finite gradient"}
+    assert not optimizer.report.is_decided
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    assert not any(state["momentum_buffer"].any() for state in optimizer.state.values())

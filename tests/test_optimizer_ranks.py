@@ -36,15 +36,7 @@ def settings(rule: str, world: int) -> Config:
 
 
 class Script:
-    """A training script around `Vote`.
-
-    Args:
-        rank: of this process.
-        config: of the simulator's run.
-        wrapped: whether DDP is made before the optimizer, after it, or never.
-        more: settings of Vote.
-
-    """
+    """A training script around `Vote`. DDP is made before the optimizer, after it, or never."""
 
     def __init__(self, rank: int, config: Config, *, wrapped: str = "before", **more: Any) -> None:
         self.config = config
@@ -65,7 +57,8 @@ class Script:
 
     def step(self) -> None:
         t = self.optimizer.round + 1
-        self.optimizer.param_groups[0]["lr"] = self.config.step_at(t)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.step_at(t)
         self.optimizer.zero_grad()
         self.backward(t)
         self.optimizer.step()
@@ -89,8 +82,14 @@ def by_rules(rank: int, world: int) -> dict[Any, list[int]]:
     }
 
 
-def with_feedback(rank: int, world: int) -> list[int]:
-    return Script(rank, config("weighted", world, ROUNDS, feedback=True)).train(ROUNDS)
+def sending(world: int) -> list[Config]:
+    """Error feedback; Lion's interpolation, where chunks leave one by one, with parameters that do not decay."""
+    lion: dict[str, Any] = {"momentum": 0.99, "interpolation": 0.9, "decay": 0.5, "decays": "matrices"}
+    return [config("weighted", world, ROUNDS, **more) for more in ({"feedback": True}, lion)]
+
+
+def by_sending(rank: int, world: int) -> list[list[int]]:
+    return [Script(rank, case).train(ROUNDS) for case in sending(world)]
 
 
 def own_gradients(rank: int, world: int) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def differently_made(rank: int, world: int) -> str:
 def everything(rank: int, world: int, folder: str) -> dict[str, Any]:
     warnings.simplefilter("error")
     works: tuple[Callable[[int, int], Any], ...] = (
-        *(by_rules, with_feedback, own_gradients, beside_adamw, two_of_them, accumulated, overflow_on_one),
+        *(by_rules, by_sending, own_gradients, beside_adamw, two_of_them, accumulated, overflow_on_one),
         *(frozen_on_the_way, without_a_batch, drifting, repeated, refused, differently_made),
     )
     found: dict[str, Any] = {work.__name__: work(rank, world) for work in works}
@@ -320,9 +319,9 @@ def test_the_simulators_parameters_after_every_round(
     assert all(answer["by_rules"][rule, number] == wanted for answer in answers)
 
 
-def test_feedback(answers: list[dict[str, Any]]) -> None:
-    wanted = simulated(config("weighted", WORLD, ROUNDS, feedback=True))
-    assert all(answer["with_feedback"] == wanted for answer in answers)
+def test_feedback_interpolation_and_groups(answers: list[dict[str, Any]]) -> None:
+    wanted = [simulated(case) for case in sending(WORLD)]
+    assert all(answer["by_sending"] == wanted for answer in answers)
 
 
 def test_ddps_all_reduce_is_off_and_repr_says_so(answers: list[dict[str, Any]]) -> None:

@@ -107,7 +107,7 @@ def test_a_comparison_makes_each_task_with_its_own_options(tmp_path: Path) -> No
         ("mine.tasks:mak", {}, r"mine\.tasks has no function 'mak', but make, other"),
         ("mine.tasks:number", {}, "has no function 'number'"),
         ("mine.tasks:other", {}, "made int; wanted a signvote"),
-        ("mine.tasks:make", {"loud": 1}, r"takes \(noise: float = 0.1, width: int = 0\).*not loud=1: got an un"),
+        ("mine.tasks:make", {"loud": 1}, r"takes \(noise: float = 0.1, width: int = 0\).*here are loud=1: got an un"),
         ("mnist-10k", {"loud": 1}, "task 'mnist-10k' takes no options; only a task given as MODULE:FACTORY does"),
         ("mine.tasks", {}, "there is no task 'mine.tasks'.* MODULE:FACTORY"),
     ],
@@ -160,7 +160,7 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     done = train(config(), regression(), out, resume=True)
     assert done["status"] == "done"
     (out / "checkpoint.safetensors").unlink()
-    with pytest.raises(ConfigError, match="holds the results of other runs; choose another folder"):
+    with pytest.raises(ConfigError, match="holds a run already"):
         train(config(), regression(), out)
     assert json.loads((out / "result.json").read_text())["status"] == "done"
     (tmp_path / "two").mkdir()

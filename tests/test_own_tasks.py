@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from signvote import ConfigError
-from signvote.results import read
+from signvote.cli.commands import parse
+from signvote.report import figure, write
+from signvote.results import read, results_file, results_of
 from signvote.sim import Config, Run, train
+from signvote.sim.compare import compare
 from signvote.sim.gradients import Gradients
 from signvote.sim.machine import Machine
 from signvote.sim.population import split
@@ -28,6 +31,7 @@ from signvote.tasks import (
     Samples,
     Task,
     cross_entropy,
+    load_task,
     loss,
     mae,
     perplexity,
@@ -202,8 +206,10 @@ def test_the_joint_pass_trains_a_regression_and_leaves_other_tasks_to_the_worker
     for name, values in one.history["evaluations"].items():
         assert joint.history["evaluations"][name] == pytest.approx(values, rel=1e-5)
     _log_fallback.cache_clear()
-    for kind in ("tuple", "no labels", "data set"):
+    for kind in ("no labels", "data set"):
         assert isinstance(Run(config(), tasks()[kind], together).workers, OneByOne)
+    for kind in ("tuple", "dict", "tokens", "pixels"):
+        assert not isinstance(Run(config(), tasks()[kind], together).workers, OneByOne)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "the joint pass cannot train this task: it needs a loss of outputs and labels" in caplog.text
 
@@ -294,3 +300,17 @@ def test_the_rounds_of_the_joint_pass_do_not_ask_for_classes(monkeypatch: pytest
     run.step()
     run.step()
     assert not isinstance(run.workers, OneByOne)
+
+
+def test_folders_may_be_texts_and_existing_ones_are_refused_alike(tmp_path: Path) -> None:
+    """By `train` and by the command line; `compare`, `write` and `figure` accept texts, too."""
+    task = load_task("mnist-10k", str(tmp_path), "mlp")
+    config = Config(task="mnist-10k", model="mlp", batch_sizes=(4, 4), rounds=1)
+    out = str(tmp_path / "run")
+    results = results_of([train(config, task, out)])
+    for again in (lambda: train(config, task, out), parse(["train", "--out", out]).run):
+        with pytest.raises(ConfigError, match="holds a run already; add --resume to continue it"):
+            again()
+    figure(results, str(tmp_path / "figure.svg"))
+    write(results, out)
+    assert compare([config], out)["runs"] == read(results_file(out))["runs"], "nothing is run again"

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
@@ -25,6 +26,7 @@ LAYERS = [
     "formats",
     "names",
     "atomic",
+    "spool",
     "metrics",
     "settings",
     "results",
@@ -109,11 +111,19 @@ def test_contributing_explains_every_folder() -> None:
     assert folders | packages <= explained
 
 
-def test_ci_runs_lint_and_tests_from_the_oldest_python_on() -> None:
+def test_ci_runs_lint_and_tests_on_every_python_and_at_both_ends_of_the_range_of_torch() -> None:
     text = (ROOT / ".github" / "workflows" / "test.yml").read_text()
-    oldest = re.search(r'requires-python = ">=(.+)"', (ROOT / "pyproject.toml").read_text())
-    assert oldest
-    assert f'python: ["{oldest[1]}", ' in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    first, end = map(int, re.fullmatch(r">=3\.(\d+),<3\.(\d+)", project["requires-python"]).groups())  # type: ignore[union-attr]
+    pythons = [f"3.{minor}" for minor in range(first, end)]
+    assert "python: [" + ", ".join(f'"{version}"' for version in pythons) + "]" in text
+    assert [name[-4:] for name in project["classifiers"] if ":: Python ::" in name] == pythons
+    (torch,) = [need for need in project["dependencies"] if need.startswith("torch")]
+    oldest, after = map(int, re.fullmatch(r"torch>=2\.(\d+),<2\.(\d+)", torch).groups())  # type: ignore[union-attr]
+    tried = re.findall(r'"(2[.][0-9]+[.][0-9]+)"', text)
+    assert tried == [f"2.{oldest}.0", f"2.{after - 1}.0"]
+    install = (ROOT / "docs" / "install.md").read_text()
+    assert all(version in install for version in [*tried, *pythons])
     assert re.findall(r"make \w+", text) == ["make lint", "make test"]
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from signvote import ConfigError
 from signvote.sim.population import (
@@ -73,6 +75,8 @@ def test_what_the_splits_mean() -> None:
         ("dirichlet:", "the number after the colon must be above 0"),
         ("dirichlet:-1", "the number after the colon must be above 0"),
         ("labels:x", "the number after the colon must be above 0"),
+        ("labels:2.5", r"split is 'labels:2.5'; K must be an integer in 1\.\.10, the labels of the task"),
+        ("labels:11", "K must be an integer in"),
     ],
 )
 def test_splits_that_cannot_be(how: str, text: str) -> None:
@@ -96,7 +100,9 @@ def test_a_sampler_goes_through_all_samples_before_it_repeats_one() -> None:
 
 
 def test_a_batch_cannot_be_larger_than_the_data() -> None:
-    with pytest.raises(ConfigError, match=r"worker 1 has a batch size of 31; it must lie in 1\.\.30"):
+    with pytest.raises(
+        ConfigError, match=r"worker 1 has a batch size of 31; it must lie in 1\.\.30, the training"
+    ):
         Sampler([torch.arange(30)] * 2, [4, 31], seed=0)
     with pytest.raises(ConfigError, match="worker 0 has a batch size of 0"):
         Sampler([torch.arange(30)], [0], seed=0)
@@ -124,3 +130,13 @@ def test_generators_depend_on_all_their_numbers() -> None:
         torch.rand(1, generator=generator(*parts)).item() for parts in [(0,), (1,), (0, 1), (1, 0), (0, 0, 1)]
     }
     assert len(first) == 5
+
+
+@given(owned=st.integers(1, 40), size=st.integers(1, 100), t=st.integers(0, 20))
+def test_a_worker_that_owns_few_samples_repeats_them(owned: int, size: int, t: int) -> None:
+    """However large its batches are, it draws each of its samples once before it draws one again."""
+    sampler = Sampler([torch.arange(owned), torch.arange(owned, 140)], [size, 1], seed=2)
+    drawn = torch.cat([sampler.batch(0, s) for s in range(t + 1)])
+    assert len(sampler.batch(0, t)) == size
+    for epoch in torch.split(drawn, owned):
+        assert len(set(epoch.tolist())) == len(epoch)

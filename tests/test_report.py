@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -11,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from signvote.errors import ConfigError, SignVoteError
-from signvote.report import figure, markdown, page, table
+from signvote.report import figure, markdown, page, table, terminal
 from signvote.report.experiments import experiments_of
 from signvote.report.marks import COLORS, marks_of
-from signvote.report.trust import MOST_ROWS, sentence, workers_of
 from signvote.results import FORMAT, Result, Results, pack
 
 N = 582_026
@@ -213,15 +214,41 @@ def test_the_best_rule_of_a_mode_is_bold_where_there_is_a_choice() -> None:
     assert text.count('<tr class="best">') == 1
 
 
-def test_interrupted_runs_count_only_where_nothing_else_is_there() -> None:
-    half = made_up_run(seed=1, rounds=300, status="interrupted")
-    half["evaluations"] = {key: values[:3] for key, values in half["evaluations"].items()}
-    (row,) = table(results_of(with_final(0.9), half))
+def unfinished(rule: str = "pooled", seed: int = 1, points: int = 3) -> Result:
+    run = made_up_run(rule, seed=seed, status="interrupted")
+    cut = {key: values[:points] for key, values in run["evaluations"].items()}
+    return run | {"evaluations": cut, "rounds_done": cut["round"][-1]}
+
+
+def test_unfinished_runs_are_in_no_mean_and_no_lead() -> None:
+    (row,) = table(results_of(with_final(0.9), unfinished()))
     assert (row["seeds"], row["value"], row["status"]) == (1, 0.9, "done")
-    assert "1 run left out, because interrupted." in page(results_of(with_final(0.9), half))
-    (row,) = table(results_of(half))
-    assert (row["seeds"], row["status"]) == (1, "interrupted")
-    assert row["value"] == half["evaluations"]["accuracy"][-1]
+    assert "1 run left out, because unfinished." in page(results_of(with_final(0.9), unfinished()))
+    both = results_of(unfinished(seed=1), unfinished(seed=2, points=5), with_final(0.1, rule="majority"))
+    for results in (both, results_of(unfinished("majority", 2), with_final(0.1, seed=2))):
+        for row in table(results):
+            assert (row["lead"], row["best"], row["seeds"]) == (None, False, 1)
+    (row,) = [row for row in table(both) if row["rule"] == "pooled"]
+    assert row["value"] == unfinished(seed=2, points=5)["evaluations"]["accuracy"][-1], (
+        "the one that came furthest"
+    )
+    assert row["status"] == "40 of 300 rounds, unfinished"
+
+
+def test_unfinished_runs_are_marked_wherever_they_are_shown(tmp_path: Path) -> None:
+    results = results_of(unfinished() | {"notices": ["odd"]}, with_final(0.1, rule="majority"))
+    mark = "20 of 300 rounds, unfinished"
+    assert mark in markdown(results)
+    html = page(results)
+    for part in ("notices", "trust", "seconds", "final", "configuration"):
+        assert mark in html.split(f'<section id="{part}">')[1].split("</section>")[0], part
+    assert f"pooled, mode 4 ({mark})" in html.split('id="data">')[1]
+    shown = io.StringIO()
+    for each in terminal.tables_of(table(results)):
+        Console(file=shown, width=200).print(each)
+    assert mark in shown.getvalue()
+    figure(results, tmp_path / "figure.svg")
+    assert mark in (tmp_path / "figure.svg").read_text()
 
 
 def test_a_seed_run_twice_counts_once_and_no_round_says_nothing_about_bytes() -> None:
@@ -262,54 +289,6 @@ def test_a_color_per_mode_and_dashes_per_rule() -> None:
     )
 
 
-def in_words(*weights: float | None) -> str:
-    run = made_up_run(mode=None, batch_sizes=[4] * len(weights))
-    run["trust"] = {
-        "round": [1, 2],
-        "workers": range(len(weights)),
-        "weight": [[9.0] + [0.0] * (len(weights) - 1), weights],
-    }
-    return sentence(workers_of(run))
-
-
-def test_weights_in_words() -> None:
-    assert in_words(0.0, 0.0) == in_words(0.0, math.nan) == "Every weight is 0: no vote counts."
-    similar = "All weights are similar: each worker has 45.5 % to 54.5 % of all weight."
-    assert in_words(1.0, 1.2) == similar
-    largest = "worker 2 (batch 4) with 80.0 % of all weight, more than all others together"
-    assert largest in in_words(0.5, 0.5, 4.0)
-    assert "worker 0 is wrong more often than right (p > 1/2), and inverts its votes" in in_words(-1.0, 2.0)
-    text = unescape(page(results_of(attacked())))
-    assert "workers 0, 1 are wrong more often than right (p > 1/2), and inverts their votes" in text
-    assert "Largest weight: worker 14 (batch 904), overruled in 12.0 % of its votes in round 300," in text
-    assert 'class="inverted"' in text
-
-
-def test_a_run_that_sent_nothing_is_shown_all_the_same() -> None:
-    results = results_of(made_up_run() | {"bytes_up": [], "bytes_down": []})
-    (row,) = table(results)
-    assert (row["bytes_up"], row["times_fewer"]) == (None, None)
-    assert "| pooled |" in markdown(results)
-    assert "pooled" in page(results)
-
-
-def test_overruled_is_of_one_round_which_is_named() -> None:
-    """Worker 14 did not vote in round 300: the number shown is that of round 250."""
-    run = made_up_run()
-    run["trust"]["overruled"] = [[0.2] * 15, *([0.4] * 15 for _ in range(4)), [*[0.3] * 14, None]]
-    text = unescape(page(results_of(run)))
-    assert "worker 14 (batch 904), overruled in 40.0 % of its votes in round 250," in text
-    assert text.count('title="of its votes in round 300">30.0 %') == 14
-    assert "It is not p" in text
-
-
-def test_of_many_workers_the_largest_and_the_smallest_weights_are_shown() -> None:
-    text = page(SHAPES["many workers"])
-    assert text.count('aria-label="weight of') == MOST_ROWS
-    assert f"{100 - MOST_ROWS} workers with weights between these are not shown" in text
-    assert "worker 99 (batch 904)" in text
-
-
 def test_long_runs_keep_the_page_small() -> None:
     run = made_up_run(rounds=10_000)
     text = page(results_of(run))
@@ -319,8 +298,8 @@ def test_long_runs_keep_the_page_small() -> None:
 
 def test_the_page_says_what_was_sent_and_how_to_repeat_it() -> None:
     text = unescape(page(made_up_comparison(seeds=1)))
-    assert "72,812 up, 72,812 down" in text
-    assert "2,328,104 each way" in text
+    assert "72,812 a vote, 72,812 a decision" in text
+    assert "2,328,104 a gradient" in text
     assert "32.0 times fewer" in text
     assert "signvote compare --task mnist-10k" in text
     assert "signvote 0.1.0, torch 2.13.0, python 3.11.2" in text

@@ -222,12 +222,13 @@ def test_contested_is_where_the_tally_is_small(
         y = y * torch.randint(0, 2, (m, n), generator=generator)
     present = torch.rand(m, generator=generator) < 0.7
     votes = votes_of(y)
+    voters = int(present.sum()) if is_masked else m
     if is_masked:
         votes = Votes(workers=votes.workers, planes=votes.planes, n=n, present=present)
         counted = y * present[:, None]
     else:
         counted = y
-    small = counted.sum(0).abs() <= math.isqrt(m)
+    small = counted.sum(0).abs() <= math.isqrt(voters)
     found = contested(votes).planes
     assert found.support is not None
     cast = (y != 0) if votes.planes.support is not None else torch.ones_like(y, dtype=torch.bool)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from signvote import RULES, Ballot, ConfigError, Layout, Server, StateError, checkpoint
-from signvote.core import server as server_module
+from signvote.core import chunks as chunks_module
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, pack_signs, unpack_signs
 from signvote.core.it_signsgd import ItSignSGD
@@ -103,7 +103,7 @@ def test_the_size_of_a_chunk_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, name: str, zeros: Zeros, size: int
 ) -> None:
     whole = run(make_server(name, zeros), range(1, 8), ternary=True)
-    monkeypatch.setattr(server_module, "STACK_BYTES", size)
+    monkeypatch.setattr(chunks_module, "STACK_BYTES", size)
     assert run(make_server(name, zeros), range(1, 8), ternary=True) == whole
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from signvote.cli import COMMANDS, parse
+from signvote.cli.commands import parse
 from signvote.cli.flags import settings_of
+from signvote.report.labels import train_command
 from signvote.results import COLUMNS
 from signvote.settings import (
     FLOATS,
@@ -28,10 +29,12 @@ from signvote.sim.study import KNOWN, LISTS
 OTHER: dict[str, Any] = {
     "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp",
     "task_options": {"width": 8}, "mode": 4, "workers": 12, "total": 240,
-    "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "schedule": "constant",
-    "ramp": 0.5, "zeros": "abstain", "decay": 0.1, "feedback": True, "top": 0.1, "split": "iid", "attack": "invert:1",
-    "miss": 0.1, "absent": ("0:1",), "min_voters": 2, "evaluate_every": 7, "test_batch": 8, "sign_error": True,
-    "options": {"cap": 2.0},
+    "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "interpolation": 0.5, "clip": 0.5,
+    "schedule": "constant", "ramp": 0.5, "zeros": "abstain", "decay": 0.1, "decays": "all",
+    "steps": {"*bias": 0.5}, "feedback": True, "top": 0.1, "top_end": 0.01,
+    "local_steps": 30, "inner": "sgd", "beta2": 0.5, "outer_step": 0.5, "outer_momentum": 0.5,
+    "split": "iid", "attack": "invert:1", "miss": 0.1, "absent": ("0:1",), "min_voters": 2, "evaluate_every": 7,
+    "test_batch": 8, "sign_error": True, "options": {"cap": 2.0},
 }  # fmt: skip
 IN_PLACE = ("task", "rule", "recipe", "mode", "batch_sizes", "seed")  # parts of every folder's name
 NO_CONDITION = ("rule", "options", "seed", "mode", "workers", "total", "evaluate_every", "sign_error")
@@ -50,7 +53,7 @@ def test_a_config_has_the_settings_and_no_other_field() -> None:
 @each_setting
 def test_every_setting_has_a_flag_a_text_and_a_place_in_studies(name: str) -> None:
     assert SETTINGS[name].metadata["text"].endswith(".")
-    assert name in getattr(COMMANDS["train"], "__dataclass_fields__", {})
+    assert name in settings_of(parse(["train"]))
     many = {one: many for many, one in LISTS.items()}
     assert many.get(name, name) in KNOWN
 
@@ -66,6 +69,7 @@ def test_the_flags_give_the_defaults_of_a_config() -> None:
     [
         (["--step", "0.5", "--zeros", "abstain"], {"step": 0.5, "zeros": "abstain"}),
         (["--batch-sizes", "4", "8", "--feedback"], {"batch_sizes": (4, 8), "feedback": True}),
+        (["--steps", "*bias=0.5", "0.*=0"], {"steps": {"*bias": 0.5, "0.*": 0}}),
         (["--options", "cap=2.0", "per=tensor"], {"options": {"cap": 2.0, "per": "tensor"}}),
         (["--task", "mnist", "--rule", "sgd", "--mode", "4"], {"task": "mnist", "rule": "sgd", "mode": 4}),
     ],
@@ -96,8 +100,17 @@ def test_a_recipe_decides_what_has_no_default() -> None:
     left_open = [name for name, setting in SETTINGS.items() if default_of(setting) is FROM_RECIPE]
     for values in RECIPES.values():
         assert set(values) < set(left_open)
-    optional = set(left_open) - set(RECIPES["paper"])
-    assert optional == {"model", "mode", "top", "attack"}, "of these None is a value"
+    optional = set(left_open) - set(RECIPES["paper"]) - {"evaluate_every"}
+    assert optional == {
+        "model",
+        "mode",
+        "interpolation",
+        "clip",
+        "top",
+        "top_end",
+        "attack",
+        "local_steps",
+    }, "of these None is a value"
     for recipe in RECIPES:
         for rule in ("weighted", *FLOATS[recipe]):
             config = made(recipe=recipe, rule=rule)
@@ -118,7 +131,24 @@ def test_a_run_of_before_the_ramp_had_none() -> None:
     assert completed(old)["ramp"] == 0.0
     assert unusual(completed(old)).keys() >= {"step", "decay", "ramp"}
     assert made(recipe="tuned").ramp > 0
+    del old["decays"]
+    assert completed(old)["decays"] == "all"
 
 
 def test_a_recipe_of_a_later_signvote_decides_nothing() -> None:
     assert recipe_of({"recipe": "of a later signvote"}) == {}
+
+
+@each_setting
+def test_the_page_has_the_command_that_repeats_a_run(name: str) -> None:
+    """Its flags give the settings of the run again, each of them."""
+    needed: dict[str, dict[str, Any]] = {
+        "top_end": {"top": 0.1},
+        "mode": {},
+        "workers": {"mode": 2},
+        "total": {"mode": 2},
+    }
+    config = made(**needed.get(name, {}), **{name: OTHER[name]})
+    line = train_command(config.as_dict())
+    assert line[:2] == ["signvote", "train"]
+    assert made(**settings_of(parse(line[1:]))) == config

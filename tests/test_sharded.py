@@ -6,7 +6,6 @@ that its node computed. After every step both must be equal bit for bit: weights
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,7 +171,6 @@ Answers = dict[tuple[tuple[int, int], str], Found]
 
 
 def all_cases(rank: int, world: int) -> Answers:
-    gc.freeze()  # every optimizer searches all objects for modules, and there are none yet
     found = {}
     for shape in MESHES[world]:
         mesh = mesh_of(*shape)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,10 @@ from signvote import ConfigError, StateError, checkpoint
 from signvote.core.bits import unpack_signs
 from signvote.kernels import Planes
 from signvote.sim import Config, Run, train
-from signvote.sim.compare import _pool, compare, name_of
+from signvote.sim.compare import compare, done, name_of
 from signvote.sim.gradients import Gradients, evaluate
 from signvote.tasks import Data, Task, load_task
-from tests.ranks import PATIENCE
-from tests.test_package import command
+from tests.launcher import launched
 from tests.textbook import Textbook
 
 
@@ -237,113 +234,30 @@ def test_a_checkpoint_of_another_run_is_refused(digits: Task, tmp_path: Path) ->
         Run(small(), digits).load_state_dict({"kind": "server"})
 
 
-WAITING = """
-import sys, time
-from pathlib import Path
-import signvote.sim, signvote.sim.compare
-from signvote.cli import main
-train, here = signvote.sim.train, Path(__file__).parent
-
-def waiting(config, task, out, *, watch=lambda run: None, **rest):
-    def patient(run):
-        stop = watch(run)
-        if run.round == 5:
-            (out / "waits").touch()
-            while not (stop or (here / "go").exists()):
-                stop = watch(run)
-                time.sleep(0.02)
-        return stop
-    return train(config, task, out, watch=patient, **rest)
-
-signvote.sim.compare.train = signvote.sim.train = waiting
-if __name__ == "__main__":
-    main()
-"""  # signvote, but every run waits after round 5: until it is told to stop, or there is a file `go`
+@pytest.mark.parametrize("rule", ["it-signsgd", "weighted", "sgd"])
+def test_a_longer_run_of_a_constant_schedule_is_the_one_that_was_long_at_once(
+    digits: Task, tmp_path: Path, rule: str
+) -> None:
+    long = small(rule, recipe="paper", miss=0.2, rounds=12)
+    short = replace(long, rounds=5, evaluate_every=2)
+    train(long, digits, tmp_path / "long")
+    train(short, digits, tmp_path / "grown")
+    grown = train(long, digits, tmp_path / "grown", resume=True)
+    assert (grown["status"], grown["rounds_done"]) == ("done", 12)
+    files = [checkpoint.load(tmp_path / d / "checkpoint.safetensors")["model"] for d in ("long", "grown")]
+    assert all(torch.equal(p, files[1][name]) for name, p in files[0].items())
+    assert done(replace(long, rounds=13), tmp_path / "grown") is None, "signvote compare resumes it, too"
+    with pytest.raises(ConfigError, match="holds another run: rounds is 12 there and 11 here"):
+        done(replace(long, rounds=11), tmp_path / "grown")
 
 
-def waiting(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start signvote in a process group of its own; its runs wait after round 5."""
-    (folder / "waiting.py").write_text(WAITING)
-    return subprocess.Popen(
-        [sys.executable, str(folder / "waiting.py"), *arguments],
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-
-
-def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_valid_result_and_a_checkpoint(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    arguments = ("train", "--model", "mlp", "--rounds", "40", "--evaluate-every", "10", "--out", str(out))
-    process = waiting(tmp_path, *arguments)
-    wait_for_file(out / "waits", process)
-    process.send_signal(signal.SIGINT)
-    (tmp_path / "go").touch()
-    shown, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "continue with --resume" in shown
-    result = json.loads((out / "result.json").read_text())
-    assert (result["status"], result["rounds_done"]) == ("interrupted", 5)
-    assert checkpoint.load(out / "checkpoint.safetensors")["round"] == 5
-    again = command(*arguments)
-    assert again.returncode == 2
-    assert "holds a run already; add --resume to continue it" in again.stderr
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_a_comparison_which_then_goes_on(tmp_path: Path) -> None:
-    """The whole process group gets the signal, as from a terminal."""
-    grid = tmp_path / "grid"
-    arguments = [
-        "compare",
-        "--model",
-        "mlp",
-        "--rounds",
-        "12",
-        "--rules",
-        "majority",
-        "weighted",
-        "--modes",
-        "4",
-    ]
-    arguments += ["--jobs", "2", "--out", str(grid)]
-    process = waiting(tmp_path, *arguments)
-    for rule in ("majority", "weighted"):
-        name = name_of(Config(task="mnist-10k", rule=rule, mode=4))
-        wait_for_file(grid / "runs" / name / "waits", process)
-    os.killpg(process.pid, signal.SIGINT)
-    shown, err = process.communicate()
-    assert process.returncode == 0, err
-    assert "To resume, run the same command again" in shown
-    results = json.loads((grid / "results.json").read_text())
-    assert [(run["status"], run["rounds_done"]) for run in results["runs"]] == [("interrupted", 5)] * 2
-    (tmp_path / "go").touch()
-    shown, err = waiting(tmp_path, *arguments).communicate()
-    assert "not finished" not in shown, err
-    results = json.loads((grid / "results.json").read_text())
-    assert [run["rounds_done"] for run in results["runs"]] == [12, 12]
-
-
-def test_a_second_ctrl_c_tells_the_runs_to_stop() -> None:
-    with pytest.raises(KeyboardInterrupt), _pool(1) as (_, _, stop):
-        raise KeyboardInterrupt
-    assert stop.is_set()
-
-
-@pytest.mark.slow
-def test_the_runs_of_a_killed_comparison_end(tmp_path: Path) -> None:
-    grid = tmp_path / "grid"
-    arguments = ("--model", "mlp", "--rules", "majority", "--modes", "4", "--jobs", "1", "--out", str(grid))
-    process = waiting(tmp_path, "compare", *arguments)
-    name = name_of(Config(task="mnist-10k", rule="majority", mode=4))
-    wait_for_file(grid / "runs" / name / "waits", process)
-    process.kill()
-    process.communicate(timeout=PATIENCE)  # returns when no process has its output open any more
+@pytest.mark.parametrize("change", [{"schedule": "cosine"}, {"ramp": 0.1}, {"top_end": 0.1}, {"seed": 1}])
+def test_a_run_whose_rounds_depend_on_their_number_does_not_grow(change: dict[str, Any]) -> None:
+    short = small(recipe="paper", rounds=5)
+    assert replace(short, rounds=6).extends(short.as_dict())
+    changed = replace(short, **change)
+    other = short if "seed" in change else changed
+    assert not replace(changed, rounds=6).extends(other.as_dict())
 
 
 @pytest.mark.slow
@@ -360,7 +274,7 @@ def test_a_killed_process_loses_only_what_came_after_the_last_checkpoint(
         "die = lambda run: os.kill(os.getpid(), 9) if run.round == 20 else None\n"
         f"train(config, load_task('mnist-10k', model='mlp'), Path({str(tmp_path / 'killed')!r}), watch=die)\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    killed = launched("-c", code, cwd=tmp_path)
     assert killed.returncode == -signal.SIGKILL
     assert checkpoint.load(tmp_path / "killed" / "checkpoint.safetensors")["round"] == 19
     rest = train(config, digits, tmp_path / "killed", resume=True)

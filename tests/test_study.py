@@ -18,18 +18,8 @@ from paper.claims import Lead, leads, report, verdicts
 from signvote import ConfigError
 from signvote.core.rules import FORMER
 from signvote.report.experiments import experiments_of
-from signvote.results import (
-    COMPRESSED,
-    FORMAT,
-    NAME,
-    current,
-    identity,
-    identity_of,
-    pack,
-    read,
-    unpack,
-    write,
-)
+from signvote.results import COMPRESSED, FORMAT, NAME, current, identity, identity_of, read, write
+from signvote.results.lengths import pack, unpack
 from signvote.sim import Config
 from signvote.sim.compare import compare, in_order, name_of, names_of
 from signvote.sim.study import read_study
@@ -95,6 +85,12 @@ def test_grids_are_multiplied_out(tmp_path: Path) -> None:
     assert {config.model for config in runs.values()} == {"mlp"}
     assert runs["mnist-10k-weighted-tuned-mode4-seed0"].momentum == 0.9
     assert {config.seed for config in read_study(written(tmp_path), (3, 5)).values()} == {3, 5}
+
+
+def test_a_grid_may_have_a_table_of_numbers(tmp_path: Path) -> None:
+    text = 'task = "mnist"\n[[grid]]\nrules = ["sgd"]\nstep = 1\nsteps = { "0.*" = 0.5 }\n'
+    (run,) = read_study(written(tmp_path, text)).values()
+    assert (run.step, run.steps) == (1.0, {"0.*": 0.5})
 
 
 def test_a_grid_goes_before_what_is_shared_and_a_run_in_two_grids_is_one(tmp_path: Path) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
+import math
+import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from studies import former, tables
+from studies.language import language
 
 from signvote import ONE, Layout, Voters
-from signvote.results import NAME, Result, read, results_of, write
+from signvote.results import NAME, Result, pack, read, results_of, write
+from signvote.sim.study import read_study
+from tests.launcher import launched
 from tests.test_report import made_up_run
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(rule: str = "robust", accuracy: float = 0.97, **settings: Any) -> Result:
@@ -80,6 +88,87 @@ def test_labels_and_options() -> None:
     assert found[2:] == [["default", "97.0", "4.00"], ["feedback, top 0.1", "90.0", "4.00"]]
 
 
+# ---- language models ---------------------------------------------------------------------------------
+
+EQUAL = [8] * 8
+UNEQUAL = [1] * 7 + [57]
+
+
+def read_run(rule: str, loss: float, seed: int = 0, sizes: Sequence[int] = EQUAL, **settings: Any) -> Result:
+    """A run of a language model of 1,000 parameters."""
+    whole = made_up_run(rule, None, seed, rounds=20, batch_sizes=list(sizes), **settings)
+    width = 4000 if rule == "adamw" else 125
+    return whole | {
+        "coordinates": 1000,
+        "metrics": [{"name": "loss", "unit": "nats/byte", "more_is_better": False}],
+        "evaluations": {"round": [0, 20], "loss": [5.5, loss]},
+        "bytes_up": pack([width * len(sizes)] * 20),
+    }
+
+
+def test_language_has_a_row_for_each_rule_and_a_column_for_each_population() -> None:
+    runs = [read_run("majority", 1.0 + seed / 100, seed) for seed in range(3)]
+    runs += [read_run("majority", 1.4, 0, UNEQUAL, step=6e-4), read_run("weighted", 1.25, 0, UNEQUAL)]
+    runs += [read_run("weighted", math.nan, 0, split="blocks"), read_run("adamw", 1.02, momentum=0.95)]
+    first, second = language(runs).split("\n\n")
+    equal, unequal = "8 x 8", "7 x 1 + 1 x 57"
+    heads = ["test loss (nats/byte), less is better", equal, unequal, f"{equal}, blocks"]
+    assert cells(first) == [
+        [*heads, "bytes up per parameter and round"],
+        ["---", "---:", "---:", "---:", "---:"],
+        ["majority", "**1.01 ± 0.01**", "1.4", "", "0.125"],
+        ["weighted", "", "**1.25**", "1 of 1 diverged", "0.125"],
+        ["adamw", "1.02", "", "", "4.000"],
+    ]
+    assert cells(second)[2:] == [
+        ["majority", "0.003, 0.9, 1", "0.0006, 0.9, 1", ""],
+        ["weighted", "", "0.003, 0.9, 1", "0.003, 0.9, 1"],
+        ["adamw", "0.003, 0.95, 1", "", ""],
+    ]
+
+
+def test_of_a_grid_the_best_settings_of_each_rule_come_first() -> None:
+    runs = [read_run("sgd", 2.0), read_run("majority", 1.2, step=0.1), read_run("majority", 1.1, step=0.2)]
+    rows = cells(language(runs).split("\n\n")[0])[2:]
+    assert [row[:2] for row in rows] == [
+        ["sgd", "2"],
+        ["majority, step 0.2", "**1.1**"],
+        ["majority, step 0.1", "1.2"],
+    ], "the best is bold, whichever rule has it"
+
+
+def test_every_rule_of_the_language_study_has_a_grid() -> None:
+    configs = read_study(ROOT / "studies" / "begun" / "language-grid.toml").values()
+    grids = Counter(config.rule for config in configs)
+    assert set(grids) == {"majority", "it-signsgd", "sgd", "adamw"}, (
+        "equal workers: the other rules are majority"
+    )
+    assert min(grids.values()) >= 12
+    assert {config.seed for config in configs} == {41}
+
+
+# ---- pages -------------------------------------------------------------------------------------------
+
+COMMAND = re.compile(r"<!-- python -m studies\.tables (\w+) (\S+) -->\n\n?((?:\|.*\n|\n(?=\|))*)")
+
+
+def tables_on(page: str) -> list[tuple[str, str, str]]:
+    """Study, results file and tables below each comment of a page."""
+    return [(study, path, found.strip()) for study, path, found in COMMAND.findall(page)]
+
+
+def test_a_table_is_found_below_its_comment() -> None:
+    page = "a\n\n<!-- python -m studies.tables rules x.json.gz -->\n\n| a |\n| b |\n\n| c |\n\nb\n\n| d |\n"
+    assert tables_on(page) == [("rules", "x.json.gz", "| a |\n| b |\n\n| c |")]
+    assert tables_on(page.replace("\n\n| a", "\n| a"))[0][2].startswith("| a |")
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_the_tables_of_a_page_are_those_of_the_results(page: Path) -> None:
+    for study, path, found in tables_on(page.read_text()):
+        assert found == tables.text_of(study, ROOT / path)
+
+
 def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +180,7 @@ def test_the_command(
     tables.main()
     assert "majority" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["tables", "nothing", str(path)])
-    with pytest.raises(SystemExit, match="attacks,rules,labels,options"):
+    with pytest.raises(SystemExit, match="attacks,rules,labels,language,options"):
         tables.main()
 
 
@@ -116,8 +205,8 @@ def test_a_study_with_former_rules_is_a_command(tmp_path: Path) -> None:
         'task = "mnist-10k"\nmodel = "mlp"\nrounds = 4\n[[grid]]\nbatch_sizes = [4, 8, 64]\n'
         'rules = ["log-odds", "square-roots"]\n'
     )
-    line = [sys.executable, "-m", "studies.former", str(path)]
-    subprocess.run(line, check=True, cwd=Path(__file__).parents[1], capture_output=True)
+    done = launched("-m", "studies.former", str(path), cwd=ROOT)
+    assert done.returncode == 0, done.stderr
     runs = read(tmp_path / "few" / NAME)["runs"]
     assert [(run["config"]["rule"], run["status"]) for run in runs] == [
         ("log-odds", "done"),

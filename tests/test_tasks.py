@@ -188,6 +188,7 @@ def test_augmentation_depends_on_the_generator_only() -> None:
     [
         ("mnist-cnn", 582_026, (1, 28, 28)),
         ("resnet20", 269_722, (3, 32, 32)),
+        ("resnet20-gn", 269_722, (3, 32, 32)),
         ("resnet56", 853_018, (3, 32, 32)),
         ("mlp", 784 * 64 + 64 + 64 * 10 + 10, (1, 28, 28)),
     ],
@@ -199,7 +200,7 @@ def test_parameters_and_outputs(name: str, count: int, shape: tuple[int, ...]) -
 
 
 def test_every_model_is_tested() -> None:
-    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet56", "mlp", *GPTS}
+    assert set(MODELS) == {"mnist-cnn", "resnet20", "resnet20-gn", "resnet56", "mlp", *GPTS}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -238,6 +239,11 @@ def test_a_resnet_normalises_by_the_batch_also_in_evaluation() -> None:
     trained = model.train()(x)
     assert torch.equal(model.eval()(x), trained)
     assert not torch.allclose(model(x[:4]), trained[:4])
+
+
+def test_with_group_norm_a_sample_does_not_depend_on_its_batch() -> None:
+    model, x = MODELS["resnet20-gn"](), torch.randn(8, 3, 32, 32)
+    torch.testing.assert_close(model(x[:4]), model(x)[:4])
 
 
 def test_a_shortcut_keeps_every_second_pixel_and_adds_zero_channels() -> None:

@@ -27,7 +27,7 @@ def test_every_block_is_run() -> None:
     ("number", "says"), [(0, r"([\d.]+)% right"), (1, r"([\d.]+) m"), (2, r"([\d.]+) nats")]
 )
 def test_a_script_learns(number: int, says: str, tmp_path: Path) -> None:
-    out = run(SCRIPTS[number], tmp_path, "-W", "error")
+    out = run(SCRIPTS[number], tmp_path)
     found = re.search(says, out)
     assert found, out
     value = float(found[1])

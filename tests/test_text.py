@@ -20,7 +20,6 @@ from signvote import ConfigError, DataError, StateError, checkpoint
 from signvote.results import read
 from signvote.sim import Config, Run, train
 from signvote.sim.machine import Machine
-from signvote.sim.workers import OneByOne
 from signvote.tasks import MODELS, Task, load_task
 from signvote.tasks import text as text_module
 from signvote.tasks.gpt import GPTS
@@ -199,8 +198,11 @@ def test_what_needs_classes_is_one_sentence(few: Task, settings: dict[str, Any],
         Run(config(**settings), few)
 
 
-def test_the_joint_pass_leaves_it_to_the_workers(few: Task) -> None:
-    assert isinstance(Run(config(split="iid"), few, Machine(together=True)).workers, OneByOne)
+def test_the_joint_pass_draws_the_same_windows(few: Task) -> None:
+    runs = [Run(config(momentum=0.0), few, Machine(together=way)) for way in (False, True)]
+    for run in runs:
+        run.step()
+    assert (runs[0].gradients.x != runs[1].gradients.x).float().mean() < 0.05  # other windows: half of them
 
 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

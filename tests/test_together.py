@@ -1,9 +1,8 @@
-"""All workers in one pass: what each would compute by itself, and the same run, bytes and all."""
+"""Runs with all workers in one pass: the same as one by one, bytes and all."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,167 +14,20 @@ from signvote import ConfigError
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, unpack_signs
 from signvote.core.encoder import Encoder, Encoding
-from signvote.core.layout import Layout, trainable
+from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.core.vote import Votes, claims_of
 from signvote.kernels import Planes
-from signvote.sim import Config, Run, train
+from signvote.sim import Run, train
 from signvote.sim.gradients import Gradients
-from signvote.sim.joint.layers import Crew, side_by_side
-from signvote.sim.joint.parts import Parts
 from signvote.sim.joint.passes import JointPass
 from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
 from signvote.sim.setup import Workshop
 from signvote.sim.workers import OneByOne
-from signvote.tasks import MODELS, Data, Task
-from signvote.tasks.augment import crop_and_flip
-from signvote.tasks.models import BatchNormReLU
+from signvote.tasks import Data, Task
+from tests.joint import DEVICES, SIZES, finished, small, small_images
 from tests.strategies import RULES_AND_ZEROS
-
-CPU = torch.device("cpu")
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
-]
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-SIZES = [3, 1, 5, 3]
-
-
-def small_images() -> Task:
-    """Random images that a residual network can take."""
-    generator = torch.Generator().manual_seed(3)
-    inputs = torch.randint(256, (60, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    data = Data(inputs=inputs, labels=torch.randint(10, (60,), generator=generator))
-    numbers: dict[str, Any] = {"mean": (0.5,) * 3, "deviation": (0.25,) * 3}
-    return Task(
-        name="cifar10", train=data, test=data, model=lambda: MODELS["resnet20"](), augment=crop_and_flip, **numbers
-    )  # fmt: skip
-
-
-def small(rule: str = "weighted", **settings: Any) -> Config:
-    usual: dict[str, Any] = {
-        "task": "mnist-10k",
-        "model": "mlp",
-        "batch_sizes": (4, 32, 4, 8),
-        "rounds": 12,
-        "evaluate_every": 6,
-    }
-    return Config(rule=rule, **(usual | settings))
-
-
-def finished(config: Config, task: Task, machine: Machine) -> Run:
-    run = Run(config, task, machine)
-    with machine.ready():
-        while run.round < config.rounds:
-            run.step()
-    return run
-
-
-def together(model: nn.Module, device: str = "cpu") -> tuple[nn.Module | None, Crew]:
-    model.to(device)
-    layout = Layout.of(trainable(model))
-    gradients = torch.full((len(SIZES), layout.size), torch.nan, device=device)
-    triton = device == "cuda" or (INTERPRETED and isinstance(model, Odd | Narrow))
-    crew = Crew(Parts(SIZES, torch.device(device)), gradients, layout, torch.float32, triton)
-    return side_by_side(model, crew), crew
-
-
-# ---- gradients -----------------------------------------------------------------------------------
-
-
-class Odd(nn.Module):
-    """What the models of the tasks do not have: strides, biases, odd channels, batch norm without relu."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 5, (3, 2), stride=(2, 1), padding=(1, 0))
-        self.norm = nn.BatchNorm2d(5, track_running_stats=False)
-        self.fc = nn.Linear(5, 3, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.norm(self.conv(x)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-class Narrow(nn.Module):
-    """16 channels to 16, which have a kernel of their own, and a shortcut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(2, 16, 3, padding=1, bias=False)
-        self.conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
-        self.norm = BatchNormReLU(16)
-        self.fc = nn.Linear(16, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.fc(self.norm(self.conv(x), x).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")  # Triton's
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (MODELS["mnist-cnn"], (1, 28, 28)),
-        (MODELS["resnet20"], (3, 32, 32)),
-        (MODELS["mlp"], (1, 28, 28)),
-        (Odd, (2, 9, 6)),
-        (Narrow, (2, 9, 6)),
-        (lambda: nn.Linear(4, 3), (4,)),
-    ],
-)
-def test_each_worker_gets_its_own_gradient(make: Any, shape: tuple[int, ...], device: str) -> None:
-    """With TRITON_INTERPRET=1 the small ones also run through what a GPU would do."""
-    torch.manual_seed(0)
-    model = make()
-    side, crew = together(model, device)
-    assert side is not None
-    x = torch.randn(sum(SIZES), *shape, device=device)
-    labels = torch.randint(3, (sum(SIZES),), device=device)
-    share = (1 / torch.tensor(SIZES, device=device))[crew.parts.owner.long()]
-    with Machine(device=device, precision="float32").ready():
-        (nn.functional.cross_entropy(side(x), labels, reduction="none") * share).sum().backward()  # type: ignore[no-untyped-call]
-        parameters = trainable(model)
-        for m, (mine, its) in enumerate(zip(torch.split(x, SIZES), torch.split(labels, SIZES), strict=True)):
-            model.zero_grad()
-            nn.functional.cross_entropy(model(mine), its).backward()  # type: ignore[no-untyped-call]
-            alone = torch.cat([parameters[s.name].grad.flatten() for s in crew.layout.segments])  # type: ignore[union-attr]
-            error = (crew.gradients[m] - alone).norm() / alone.norm()
-            assert error < 5e-3, (m, error)  # a relu near zero may go either way
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5)),
-        nn.Sequential(nn.Flatten(), nn.LayerNorm(4)),
-        nn.Conv2d(4, 4, 3, groups=2),
-        nn.BatchNorm2d(4),
-        nn.Conv2d(4, 4, 3, padding="same"),
-        nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)),
-    ],
-)
-def test_what_cannot_be_done_together_is_said(model: nn.Module) -> None:
-    assert together(model)[0] is None
-
-
-def test_a_model_that_cannot_be_done_together_runs_one_by_one(digits: Task) -> None:
-    model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout(0.1))  # noqa: E731
-    task = Task(name="own", train=digits.train, test=digits.test, model=model, mean=(0.1,), deviation=(0.3,))
-    run = finished(small(task="own", rounds=3), task, Machine(together=True))
-    assert isinstance(run.workers, OneByOne)
-    assert len(run.history["bytes_up"]) == 3
-
-
-def test_the_parts_of_a_batch() -> None:
-    parts = Parts([2, 2, 5], CPU)
-    assert parts.equals() == [(slice(0, 2), slice(0, 4)), (slice(2, 3), slice(4, 9))]
-    spans, first = parts.pieces(3)
-    assert spans.tolist() == [[0, 2], [2, 4], [4, 7], [7, 9]]
-    assert first.tolist() == [0, 1, 2, 4]
-    assert parts.owner.tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 2]
-
 
 # ---- runs ----------------------------------------------------------------------------------------
 

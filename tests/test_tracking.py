@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from signvote.errors import ConfigError
-from signvote.sim import Config, TensorBoard, train
-from signvote.sim import tracking as tracking_module
+from signvote.sim import Config, MLflow, TensorBoard, WandB, trackers, train
 from signvote.sim.compare import compare
 from tests.test_formats import config, toy
 from tests.test_sim import small
@@ -107,7 +108,79 @@ def test_every_run_of_a_comparison_has_its_own(tmp_path: Path) -> None:
     assert [len(events(folder).Scalars("loss")) for folder in folders] == [3, 3]
 
 
-def test_without_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking_module, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"not installed: pip install 'signvote\[tensorboard\]'"):
-        TensorBoard("anywhere")
+@pytest.mark.parametrize("kind", trackers.TRACKERS.values())
+def test_without_its_package_a_tracker_names_the_extra(
+    kind: type[trackers.FolderTracker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"not installed: pip install 'signvote\[{kind.package}\]'"):
+        kind("anywhere")
+
+
+def stopped_and_resumed(tracker: trackers.MLflow | WandB, folder: Path) -> dict[str, Any]:
+    train(config("weighted"), toy(), folder, trackers=[tracker], watch=lambda run: run.round == 5)
+    return train(config("weighted"), toy(), folder, trackers=[tracker], resume=True)
+
+
+def test_mlflow_has_one_run_with_settings_and_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a real store, in files. A run that was stopped and resumed is one run there."""
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    result = stopped_and_resumed(MLflow(tmp_path / "run"), tmp_path / "run")
+    client = MlflowClient()
+    experiment = client.get_experiment_by_name("signvote")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
+    assert run.data.params["rule"] == "weighted"
+    seen = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "accuracy")]
+    measured = result["evaluations"]
+    assert seen == list(zip(measured["round"], measured["accuracy"], strict=True))
+    assert run.data.metrics["weight/worker 2"] == pytest.approx(result["trust"]["weight"][-1][2], rel=1e-4)
+
+
+def records(path: Path) -> Iterator[Any]:
+    """What a file of W&B holds: pieces with a checksum, a length and a kind; a record has one piece or several."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    block = 2**15
+    data = path.read_bytes()
+    place = 7  # after the file's own header
+    parts = b""
+    while place < len(data):
+        room = block - place % block
+        if room < 7:
+            place += room
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4):  # whole, or the last piece
+            record = Record()
+            record.ParseFromString(parts)
+            parts = b""
+            yield record
+
+
+@pytest.mark.slow
+def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are read back. A run that was stopped and resumed has one id."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    out = tmp_path / "run"
+    result = stopped_and_resumed(WandB(out), out)
+    seen: dict[int, float] = {}
+    ids = set()
+    for path in sorted(out.glob("wandb/offline-run-*/*.wandb")):
+        for record in records(path):
+            row = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+            if "accuracy" in row:
+                seen[int(row["_step"])] = float(row["accuracy"])
+            if record.run.run_id:
+                ids.add(record.run.run_id)
+    measured = result["evaluations"]
+    assert seen == dict(zip(measured["round"], measured["accuracy"], strict=True))
+    assert ids == {(out / "wandb-run.txt").read_text()}

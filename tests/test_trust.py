@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from signvote import ConfigError, Layout, theory
-from signvote.core.it_signsgd import CoordinateTrust, ItSignSGD
+from signvote.core.counters import CoordinateTrust
+from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.rules import Majority, Weighted
 from signvote.core.trust import CountTrust, Evidence
 from signvote.core.vote import Voters, Votes, empty_decision

@@ -17,13 +17,15 @@ from signvote.core.vote import (
     LARGEST,
     Voters,
     Votes,
+    disagreements,
     empty_decision,
     everywhere,
     fixed_point,
+    in_a_row,
     llr_weights,
     scaled,
 )
-from signvote.kernels import Coin, cpu
+from signvote.kernels import Coin, Planes, cpu, words_for
 from signvote.kernels.reference import unpack
 from tests import reference as obvious
 
@@ -155,3 +157,65 @@ def test_voters_that_declare_nothing_have_batch_sizes_of_zero() -> None:
     votes = Votes(workers=(3,), planes=obvious.planes_of([[1]]), n=1)
     assert isinstance(votes, Voters), "a rule is asked for weights with votes, too"
     assert votes.batch_sizes == (0,)
+
+
+# ---- evidence ------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    workers=st.integers(1, 4),
+    cuts=st.sets(st.integers(1, 149), max_size=4),
+    at=st.sampled_from([64, 128]),
+)
+def test_evidence_of_pieces_adds_up_to_that_of_the_whole(
+    seed: int, workers: int, cuts: set[int], at: int
+) -> None:
+    """Span by span, wherever spans and pieces begin."""
+    y = torch.randint(-1, 2, (workers + 1, 150), generator=torch.Generator().manual_seed(seed))
+    spans = list(itertools.pairwise([0, *sorted(cuts), 150]))
+    found = torch.zeros(2, workers, len(spans), dtype=torch.int64)
+    for first, stop in ((0, at), (at, 150)):
+        planes = obvious.planes_of(y[:, first:stop].tolist(), partial=True)
+        votes = Votes(
+            workers=tuple(range(workers)), planes=planes.map(lambda p: p[1:]), n=stop - first, first=first
+        )
+        found += torch.stack(disagreements(planes.map(lambda p: p[0]), votes, spans))
+    decision, cast = y[0], y[1:]
+    for g, (a, b) in enumerate(spans):
+        product = cast[:, a:b] * decision[a:b]
+        assert torch.equal(found[0, :, g], (product == -1).sum(1))
+        assert torch.equal(found[1, :, g], (product != 0).sum(1))
+
+
+@given(
+    cut=st.sampled_from([64, 128]),
+    has_gap=st.lists(st.booleans(), min_size=2, max_size=2),
+    seed=st.integers(0, 9),
+)
+def test_votes_in_a_row_are_those_of_the_parts(cut: int, has_gap: list[bool], seed: int) -> None:
+    """A part without a support plane was voted on everywhere; an empty part adds nothing."""
+    draws = torch.Generator().manual_seed(seed)
+    parts = []
+    for n, gap in zip((cut, 70), has_gap, strict=True):
+        signs = torch.randint(-9, 9, (3, words_for(n)), generator=draws) & everywhere(n)
+        support = torch.randint(-9, 9, signs.shape, generator=draws) & everywhere(n) if gap else None
+        parts.append(Votes(workers=(0, 1, 2), planes=Planes(signs, support), n=n))
+    empty = Votes(workers=(0, 1, 2), planes=Planes(torch.zeros(3, 0).long(), None), n=0)
+    whole = in_a_row([parts[0], None, empty, parts[1]])
+    assert whole is not None
+    assert whole.n == cut + 70
+    assert torch.equal(whole.planes.signs, torch.cat([part.planes.signs for part in parts], 1))
+    if not any(has_gap):
+        assert whole.planes.support is None
+        return
+    full = [everywhere(part.n).expand(3, -1) for part in parts]
+    given_ = [
+        part.planes.support if gap else each for part, gap, each in zip(parts, has_gap, full, strict=True)
+    ]
+    assert whole.planes.support is not None
+    assert torch.equal(whole.planes.support, torch.cat([each for each in given_ if each is not None], 1))
+
+
+def test_nothing_in_a_row_is_nothing() -> None:
+    assert in_a_row([None, None]) is None

@@ -10,8 +10,9 @@ from torch import nn
 
 from signvote import BallotError, ConfigError, Layout, LayoutError, Server, StateError, Worker, checkpoint
 from signvote.core.ballot import Kind, parse
-from signvote.core.bits import Zeros, coin_for, unpack_signs
+from signvote.core.bits import Zeros, coin_for, pack_signs, unpack_signs
 from signvote.core.encoder import encode
+from signvote.core.worker import step_
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -371,3 +372,11 @@ def test_a_batch_size_may_change_from_round_to_round() -> None:
 def test_settings(options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Worker(tensors((3,)), **{"worker_id": 0, **options})  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_is_not_contiguous_steps_too() -> None:
+    turned = torch.zeros(3, 2).t()
+    wanted = torch.tensor([[1.0, -1.0, 1.0], [-1.0, 1.0, -1.0]])
+    planes, _ = pack_signs(wanted.flatten(), None)
+    step_(turned, planes, 0, step=0.5)
+    assert torch.equal(turned, -0.5 * wanted)

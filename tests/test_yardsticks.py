@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from signvote import StateError, checkpoint
+from signvote import ConfigError, StateError, checkpoint
 from signvote.core.bits import Zeros
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
@@ -44,7 +44,8 @@ def test_an_attacker_sends_its_own_magnitudes_with_the_signs_of_its_attack() -> 
 @pytest.mark.parametrize("rule", ["sgd", "median", "adamw"])
 @pytest.mark.parametrize("recipe", ["paper", "tuned"])
 def test_together_as_one_by_one(digits: Task, rule: str, recipe: str) -> None:
-    config = small(rule, recipe=recipe, miss=0.2, attack="invert:2", decay=0.01)
+    settings: dict[str, Any] = {"interpolation": 0.5, "decays": "matrices", "steps": {"*bias": 0.5}}
+    config = small(rule, recipe=recipe, miss=0.2, attack="invert:2", decay=0.01, **settings)
     one, all_ = (finished(config, digits, together=way) for way in (False, True))
     torch.testing.assert_close(one.gradients.x, all_.gradients.x)
     assert one.history["bytes_up"] == all_.history["bytes_up"]
@@ -62,11 +63,12 @@ def test_one_attacker_turns_the_mean_and_not_the_median(digits: Task) -> None:
     assert along("sgd") < 0.3 < along("median")
 
 
-def test_adamw_is_that_of_torch() -> None:
+@pytest.mark.parametrize("beta2", [0.999, 0.95])
+def test_adamw_is_that_of_torch(beta2: float) -> None:
     x = torch.randn(50)
     ours, theirs = x.clone(), x.clone()
-    adam = Adam(ours, 0.9)
-    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, 0.999), weight_decay=0.5)
+    adam = Adam(ours, 0.9, beta2)
+    optimizer = torch.optim.AdamW([theirs], lr=0.01, betas=(0.9, beta2), weight_decay=0.5)
     for _ in range(20):
         theirs.grad = torch.randn(50)
         ours.mul_(1 - 0.01 * 0.5).sub_(adam.scaled(theirs.grad), alpha=0.01)
@@ -107,7 +109,12 @@ def test_nobody_there(digits: Task) -> None:
 @pytest.mark.parametrize("zeros", ["coin", "abstain"])
 @pytest.mark.parametrize(
     "settings",
-    [{"feedback": True}, {"top": 0.1}, {"top": 0.02, "feedback": True, "miss": 0.3}, {"decay": 0.1}],
+    [
+        {"feedback": True},
+        {"top": 0.1},
+        {"top": 0.02, "feedback": True, "miss": 0.3},
+        {"clip": 0.1, "decay": 0.1, "decays": "matrices", "steps": {"*bias": 0.5}, "interpolation": 0.5},
+    ],
 )
 def test_options_of_the_encoder_go_on_bit_for_bit(
     digits: Task, settings: dict[str, Any], zeros: Zeros
@@ -128,3 +135,20 @@ def test_options_of_the_encoder_go_on_bit_for_bit(
             assert rest.result("done")[name] == whole.result("done")[name]
     plain = finished(small("weighted", attack="flip=0.2:1", zeros=zeros), digits)
     assert not torch.equal(plain.gradients.x, whole.gradients.x)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"beta2": 1.0}, "beta2 is 1.0; it must lie in"), ({"beta": 0.9}, "there is no option of adamw 'beta'")],
+)
+def test_wrong_options_of_adamw(digits: Task, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Run(small("adamw", options=options), digits)
+
+
+def test_the_option_of_adamw_counts(digits: Task) -> None:
+    runs = [Run(small("adamw", options=options), digits) for options in ({}, {"beta2": 0.5})]
+    for run in runs:
+        run.step()
+        run.step()
+    assert not torch.equal(runs[0].gradients.x, runs[1].gradients.x)

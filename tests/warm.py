@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 import torch._dynamo  # which making an optimizer imports
 import torch.distributed.fsdp
@@ -13,3 +15,5 @@ if torch.version.cuda is None:  # with CUDA, the first backward pass starts thre
     for rule in ("majority", "it-signsgd", "robust"):  # compiled kernels are loaded by using them
         for zeros in ("coin", "abstain"):
             simulated(config(rule, 3, 6, zeros=zeros))
+gc.collect()
+gc.freeze()  # a rank neither searches these objects nor copies the pages they lie on

@@ -49,7 +49,7 @@ def train(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     model, times = load_task("mnist-10k").model(), []
     if context.run_config["way"] == "votes":
-        strategy: Any = SignVote(Layout.of(model), momentum=0.9, min_nodes=3)
+        strategy: Any = SignVote(Layout.of(model), momentum=0.9, min_available_nodes=3)
     else:
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=3, min_available_nodes=3)
     strategy.start(

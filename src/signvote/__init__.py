@@ -27,16 +27,22 @@ if TYPE_CHECKING:
     from signvote.core import theory
     from signvote.core.ballot import Ballot
     from signvote.core.encoder import Encoding
+    from signvote.core.groups import Factors, factors, parameter_groups
     from signvote.core.layout import Layout
     from signvote.core.report import RoundReport
     from signvote.core.rule import Rule, WeightedRule
     from signvote.core.rules import RULES
+    from signvote.core.scaled import ScaledVotes
     from signvote.core.server import Server
+    from signvote.core.tally import Tally
     from signvote.core.trust import CountTrust, Evidence, Trust
     from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, scaled
     from signvote.core.worker import Worker
+    from signvote.engines.ddp.local import LocalVote
+    from signvote.engines.ddp.members import Members
     from signvote.engines.ddp.optimizer import Vote
     from signvote.kernels import Coin, Planes
+    from signvote.spool import Spool
 
 __version__ = "0.1.0"
 
@@ -52,14 +58,20 @@ __all__ = [
     "Encoding",
     "EngineError",
     "Evidence",
+    "Factors",
     "Layout",
     "LayoutError",
+    "LocalVote",
+    "Members",
     "Planes",
     "RoundReport",
     "Rule",
+    "ScaledVotes",
     "Server",
     "SignVoteError",
+    "Spool",
     "StateError",
+    "Tally",
     "Trust",
     "Vote",
     "Voters",
@@ -67,8 +79,10 @@ __all__ = [
     "WeightedRule",
     "Worker",
     "checkpoint",
+    "factors",
     "fixed_point",
     "llr_weights",
+    "parameter_groups",
     "scaled",
     "theory",
 ]
@@ -81,11 +95,17 @@ _HOMES = {
     "CountTrust": "signvote.core.trust",
     "Encoding": "signvote.core.encoder",
     "Evidence": "signvote.core.trust",
+    "Factors": "signvote.core.groups",
     "Layout": "signvote.core.layout",
+    "LocalVote": "signvote.engines.ddp.local",
+    "Members": "signvote.engines.ddp.members",
     "Planes": "signvote.kernels",
     "RoundReport": "signvote.core.report",
     "Rule": "signvote.core.rule",
+    "ScaledVotes": "signvote.core.scaled",
     "Server": "signvote.core.server",
+    "Spool": "signvote.spool",
+    "Tally": "signvote.core.tally",
     "Trust": "signvote.core.trust",
     "Vote": "signvote.engines.ddp.optimizer",
     "Voters": "signvote.core.vote",
@@ -93,8 +113,10 @@ _HOMES = {
     "WeightedRule": "signvote.core.rule",
     "Worker": "signvote.core.worker",
     "checkpoint": "signvote.checkpoint",
+    "factors": "signvote.core.groups",
     "fixed_point": "signvote.core.vote",
     "llr_weights": "signvote.core.vote",
+    "parameter_groups": "signvote.core.groups",
     "scaled": "signvote.core.vote",
     "theory": "signvote.core.theory",
 }  # name -> the module that defines it, or the module itself

@@ -19,7 +19,7 @@ from torch import Tensor
 from signvote import __version__
 from signvote.atomic import write_atomically
 from signvote.bench import ROUNDS, check_sizes
-from signvote.core.it_signsgd import CoordinateTrust
+from signvote.core.counters import CoordinateTrust
 from signvote.core.vote import MAX_LLR, empty_decision
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, CoordinateWeights, Planes, backend, words_for
@@ -151,15 +151,15 @@ def _cases(n: int, m: int) -> dict[str, Case]:
     votes = Planes(signs, None)
     decision = Planes(signs[0], None)
     out = empty_decision(n, coin, "cuda")
-    pooled = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    learned = torch.randint(50, 10_240, (m,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
     ones = torch.ones(m, dtype=torch.int32)
     trust = _trust(n, m)
-    pooled = pooled.cuda()  # a graph cannot wait for the host, where equal weights stay
+    learned = learned.cuda()  # a graph cannot wait for the host, where equal weights stay
     return {
         "pack": Case(4 * n + plane, lambda: kernel.sign_planes(x, coin)),
         "pack, abstaining": Case(4 * n + 2 * plane, lambda: kernel.sign_planes(x, None)),
         "majority": Case((m + 1) * plane, lambda: kernel.vote_(out, votes, ones, coin, (0, n))),
-        "pooled": Case((m + 1) * plane, lambda: kernel.vote_(out, votes, pooled, coin, (0, n))),
+        "weighted": Case((m + 1) * plane, lambda: kernel.vote_(out, votes, learned, coin, (0, n))),
         "it-signsgd": Case(
             (m + 1) * plane + 2 * trust.counters.nbytes,
             lambda: kernel.vote_by_coordinate_(out, votes, trust, coin, n),

@@ -68,6 +68,16 @@ def save(path: str | os.PathLike[str], state: State) -> None:
 
     Raises StateError for a value that is no tensor, number, string, boolean, None, list, tuple or dict.
     """
+    write_atomically(Path(path), *_written(state))
+
+
+def to_bytes(state: State) -> bytes:
+    """The bytes that `save` would write."""
+    return b"".join(_written(state))
+
+
+def _written(state: State) -> tuple[bytes, memoryview, bytes]:
+    """A file in parts."""
     if not isinstance(state, dict):
         raise StateError(f"a state is a dict; this one is a {type(state).__name__}")
     tensors: dict[str, Tensor] = {}
@@ -78,14 +88,18 @@ def save(path: str | os.PathLike[str], state: State) -> None:
         file = to_safetensors(tensors, metadata=metadata)
     except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise StateError(f"the state has a tensor that safetensors does not hold ({error})") from error
-    write_atomically(Path(path), *_sealed(file))
+    return _sealed(file)
 
 
 def load(path: str | os.PathLike[str]) -> State:
     """Read a state that `save` wrote. A damaged file, or one of another kind, raises StateError with its name."""
-    data = Path(path).read_bytes()
+    return from_bytes(Path(path).read_bytes(), str(path))
+
+
+def from_bytes(data: bytes, path: str) -> State:
+    """The state in the bytes of a file; errors name the path."""
     try:
-        state = _opened(data, str(path)) if _is_intact(data) else _opened_1(data)
+        state = _opened(data, path) if _is_intact(data) else _opened_1(data)
     except StateError:
         raise
     except DAMAGE as error:

@@ -18,6 +18,8 @@ from signvote.tasks.files import data_folder
 
 EXTRAS = {  # package -> its purpose, the extra that installs it
     "tensorboard": ("train --tensorboard", "signvote[tensorboard]"),
+    "wandb": ("train --wandb", "signvote[wandb]"),
+    "mlflow-skinny": ("train --mlflow", "signvote[mlflow]"),
     "flwr": ("federated training over Flower", "signvote[flower]"),
     "ray": ("Flower's simulation on one machine", "signvote[flower]"),
 }

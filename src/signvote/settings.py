@@ -19,6 +19,8 @@ from typing import Any, Literal
 
 Schedule = Literal["constant", "cosine"]
 Zeros = Literal["coin", "abstain"]
+Decays = Literal["matrices", "all"]
+Inner = Literal["adamw", "sgd"]
 
 RECIPES: dict[str, dict[str, Any]] = {
     "paper": {
@@ -27,6 +29,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "schedule": "constant",
         "ramp": 0.0,
         "decay": 0.0,
+        "decays": "all",
         "zeros": "abstain",
     },
     "tuned": {
@@ -35,6 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "schedule": "cosine",
         "ramp": 0.05,
         "decay": 1.0,
+        "decays": "matrices",
         "zeros": "coin",
     },
 }
@@ -47,21 +51,36 @@ FLOATS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }  # what a recipe means for rules that step by gradients instead of signs: their steps have another scale
 FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
+FROM_ROUNDS: Any = None  # the same, of one that the number of rounds decides
+MOST_ROUNDS_UNSEEN = 50  # between two evaluations, by default
+EVALUATIONS = 6  # of a short run, by default
 
 
 def about(
-    text: str, *, in_name: bool = True, is_condition: bool = True, before: Any = MISSING
+    text: str,
+    *,
+    unset: str = "",
+    in_name: bool = True,
+    is_condition: bool = True,
+    before: Any = MISSING,
 ) -> dict[str, Any]:
     """Metadata of a setting.
 
     Args:
         text: the help text of its flag.
+        unset: what happens if it is not given, for a setting whose default is no value.
         in_name: whether the name of a run's folder shows it if it is unusual.
         is_condition: whether runs that differ in it must not be compared.
         before: its value in runs that were made before it existed, if that is not its default.
 
     """
-    return {"text": text, "in_name": in_name, "is_condition": is_condition, "before": before}
+    return {
+        "text": text,
+        "unset": unset,
+        "in_name": in_name,
+        "is_condition": is_condition,
+        "before": before,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +89,16 @@ class Settings:
 
     task: str = field(
         metadata=about(
-            "mnist-10k (bundled), mnist, fashion-mnist, cifar10, python-source (text that Python brings),"
+            "mnist-10k (bundled), mnist, fashion-mnist, cifar10, python-source (Python's standard library as text),"
             " or a function of yours as MODULE:FACTORY, such as mypackage.tasks:make.",
             in_name=False,
         ),
     )
     rule: str = field(
+        default="weighted",
         metadata=about(
-            "A rule that `signvote rules` explains, or a yardstick: oracle, sgd, median or adamw.",
+            "How votes are weighed: a rule that `signvote rules` explains,"
+            " or a yardstick (oracle, sgd, median, adamw; with --local-steps diloco, sparseloco).",
             in_name=False,
             is_condition=False,
         ),
@@ -85,26 +106,29 @@ class Settings:
     recipe: str = field(
         default="tuned",
         metadata=about(
-            "paper: constant step 1e-3, no momentum, zeros abstain."
-            " tuned: momentum 0.9, a step of 3e-3 that rises and falls, decay 1, one strict bit.",
+            "Step, momentum, schedule, decay and zeros in one word."
+            " paper: constant step 1e-3, no momentum, zeros abstain."
+            " tuned: momentum 0.9, a step of 3e-3 that rises and falls, decay 1 of matrices, one strict bit.",
             in_name=False,
         ),
     )
     model: str | None = field(
         default=None,
         metadata=about(
-            "mnist-cnn, resnet20, resnet56, mlp, gpt-tiny or gpt-small; default: the task's own.",
+            "mnist-cnn, resnet20, resnet20-gn, resnet56, mlp, gpt-tiny or gpt-small.",
+            unset="the task's own",
             in_name=False,
         ),
     )
     task_options: dict[str, Any] = field(
         default_factory=dict,
-        metadata=about("Arguments of the function that makes your task, as KEY=VALUE."),
+        metadata=about("Arguments of the function that makes your task, as KEY=VALUE.", unset="none"),
     )
     mode: int | None = field(
         default=None,
         metadata=about(
-            "Batch mode of the paper, 1 (equal batches) to 4 (one strong worker); default: 1.",
+            "How workers share the samples of a round, as in the paper: 1 (equally) to 4 (one worker has nearly all).",
+            unset="1",
             in_name=False,
             is_condition=False,  # batch_sizes is
         ),
@@ -119,42 +143,59 @@ class Settings:
     )
     batch_sizes: tuple[int, ...] = field(
         default=(),
-        metadata=about("Batch size of each worker, instead of a mode.", in_name=False),
+        metadata=about(
+            "Batch size of each worker, instead of a mode.", unset="those of the mode", in_name=False
+        ),
     )
-    rounds: int = field(
-        default=300,
-        metadata=about("Number of rounds.", in_name=False),
-    )
+    rounds: int = field(default=300, metadata=about("Number of rounds.", in_name=False))
     seed: int = field(
         default=0,
         metadata=about("Seed of all random numbers of the run.", in_name=False, is_condition=False),
     )
-    step: float = field(
-        default=FROM_RECIPE,
-        metadata=about("Step size; default: the recipe's."),
+    step: float = field(default=FROM_RECIPE, metadata=about("Step size."))
+    momentum: float = field(default=FROM_RECIPE, metadata=about("Momentum of each worker before the sign."))
+    interpolation: float | None = field(
+        default=None,
+        metadata=about(
+            "Send the signs of alpha m + (1 - alpha) g, with this alpha and the average m of earlier rounds."
+            " Lion: 0.9, with --momentum 0.99.",
+            unset="send those of m",
+        ),
     )
-    momentum: float = field(
-        default=FROM_RECIPE,
-        metadata=about("Momentum of each worker before the sign; default: the recipe's."),
+    clip: float | None = field(
+        default=None,
+        metadata=about(
+            "Scale each worker's gradient down to this norm before momentum averages it.",
+            unset="never",
+        ),
     )
-    schedule: Schedule = field(
-        default=FROM_RECIPE,
-        metadata=about("How the step falls; default: the recipe's."),
-    )
+    schedule: Schedule = field(default=FROM_RECIPE, metadata=about("How the step falls."))
     ramp: float = field(
         default=FROM_RECIPE,
         metadata=about(
-            "Share of the rounds over which the step rises to its full size; default: the recipe's.",
+            "Share of the rounds over which the step rises to its full size.",
             before=0.0,
         ),
     )
-    zeros: Zeros = field(
-        default=FROM_RECIPE,
-        metadata=about("What a zero gradient votes; default: the recipe's."),
-    )
+    zeros: Zeros = field(default=FROM_RECIPE, metadata=about("The vote for a gradient of exactly zero."))
     decay: float = field(
         default=FROM_RECIPE,
-        metadata=about("Weight decay: x <- (1 - step * decay) x in each round; default: the recipe's."),
+        metadata=about("Weight decay: x <- (1 - step * decay) x in each round."),
+    )
+    decays: Decays = field(
+        default=FROM_RECIPE,
+        metadata=about(
+            "Which parameters decay: all, or matrices, so that norms, biases and embeddings do not.",
+            before="all",
+        ),
+    )
+    steps: dict[str, float] = field(
+        default_factory=dict,
+        metadata=about(
+            "Factors of the step by patterns of names, as PATTERN=FACTOR, such as 'tokens*=0.3';"
+            " the last that fits counts.",
+            unset="none",
+        ),
     )
     feedback: bool = field(
         default=False,
@@ -165,8 +206,42 @@ class Settings:
     top: float | None = field(
         default=None,
         metadata=about(
-            "Vote only on this share of the coordinates, those with the largest magnitude; best with --zeros abstain."
+            "Vote only on this share of the coordinates, those with the largest magnitude; best with --zeros abstain.",
+            unset="on all",
         ),
+    )
+    top_end: float | None = field(
+        default=None,
+        metadata=about(
+            "Share in the last round. It falls by equal factors from --top, or from 1 without --top.",
+            unset="that of --top",
+        ),
+    )
+    local_steps: int | None = field(
+        default=None,
+        metadata=about(
+            "Steps that a worker takes by itself before each vote, which is then on the change of its parameters."
+            " A round is one vote.",
+            unset="votes on gradients",
+        ),
+    )
+    inner: Inner = field(
+        default="adamw",
+        metadata=about(
+            "The optimizer of local steps: adamw or sgd, with the step, momentum, decay and schedule of the run."
+        ),
+    )
+    beta2: float = field(
+        default=0.99,
+        metadata=about("The second beta of adamw as the optimizer of local steps."),
+    )
+    outer_step: float = field(
+        default=0.7,
+        metadata=about("With local steps: how much of the change that was voted on is applied."),
+    )
+    outer_momentum: float = field(
+        default=0.6,
+        metadata=about("With local steps: Nesterov momentum of the changes that were voted on."),
     )
     split: str = field(
         default="shared",
@@ -175,27 +250,29 @@ class Settings:
     attack: str | None = field(
         default=None,
         metadata=about(
-            "NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, for example anti:5;"
-            " docs/security.md lists all attacks."
+            "NAME[=STRENGTH]:COUNT[:START]: the last COUNT workers attack, for example anti:5."
+            " docs/security.md lists all attacks.",
+            unset="nobody attacks",
         ),
     )
-    miss: float = field(
-        default=0.0,
-        metadata=about("Probability that a worker misses a round."),
-    )
+    miss: float = field(default=0.0, metadata=about("Probability that a worker misses a round."))
     absent: tuple[str, ...] = field(
         default=(),
         metadata=about(
-            "WORKER:FROM[:TO], rounds in which a worker is absent: it joins late, leaves or returns."
+            "WORKER:FROM[:TO], rounds in which a worker is absent: it joins late, leaves or returns.",
+            unset="nobody is",
         ),
     )
-    min_voters: int = field(
-        default=1,
-        metadata=about("A round with fewer voters moves no parameter."),
-    )
+    min_voters: int = field(default=1, metadata=about("A round with fewer voters moves no parameter."))
     evaluate_every: int = field(
-        default=50,
-        metadata=about("Rounds between two evaluations.", in_name=False, is_condition=False),
+        default=FROM_ROUNDS,
+        metadata=about(
+            "Rounds between two evaluations.",
+            unset=f"a sixth of --rounds, at most {MOST_ROUNDS_UNSEEN}",
+            in_name=False,
+            is_condition=False,
+            before=MOST_ROUNDS_UNSEEN,
+        ),
     )
     test_batch: int = field(
         default=64,
@@ -216,6 +293,7 @@ class Settings:
         default_factory=dict,
         metadata=about(
             "Options of the rule as KEY=VALUE, such as forgetting=0.98, per=tensor, warmup=50.",
+            unset="none",
             is_condition=False,
         ),
     )
@@ -250,10 +328,20 @@ def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     if name not in RECIPES:
         return {}
     recipe = dict(RECIPES[name])
+    steps_by = settings.get("inner", "adamw") if settings.get("local_steps") else settings.get("rule")
     for rule, scale in FLOATS[name].items():
-        if rule == settings.get("rule"):  # of a damaged file it may be anything
+        if rule == steps_by:  # of a damaged file it may be anything
             recipe |= scale
     return recipe
+
+
+def usual_evaluate_every(rounds: int) -> int:
+    """Rounds between two evaluations, if the user did not say: a short run has some, too.
+
+    >>> usual_evaluate_every(3000), usual_evaluate_every(100), usual_evaluate_every(2)
+    (50, 16, 1)
+    """
+    return min(MOST_ROUNDS_UNSEEN, max(1, rounds // EVALUATIONS))
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,4 +386,7 @@ def _before() -> dict[str, Any]:
 def _usual(settings: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {name: default_of(setting) for name, setting in SETTINGS.items()}
     given = {name: value for name, value in defaults.items() if value is not MISSING}
+    rounds = settings.get("rounds", given["rounds"])
+    if isinstance(rounds, int):  # in a damaged file it may be anything
+        given["evaluate_every"] = usual_evaluate_every(rounds)
     return given | recipe_of(settings)

@@ -57,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
         rule="it-signsgd",
         step=2e-3,
         momentum=0.5,
-        min_nodes=int(config["min-nodes"]),
+        min_available_nodes=int(config["min-nodes"]),
         min_ballots=int(config["min-ballots"]),
         checkpoint=str(config["checkpoint"]),
     )

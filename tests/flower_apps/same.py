@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
-from signvote import Layout
+from signvote import Layout, factors
 from signvote.engines.flower import SignVote, vote
 from signvote.sim import Config
 from signvote.sim.population import Sampler, generator, split
@@ -55,8 +55,9 @@ def main(grid: Grid, context: Context) -> None:
             momentum=config.momentum or 0.0,
             zeros=config.zeros or "coin",
             decay=config.decay,
+            factors=factors(model, decays=config.decays),
             run=config.seed,
-            min_nodes=config.workers,
+            min_available_nodes=config.workers,
             min_ballots=config.workers,
             checkpoint=Path(str(context.run_config["out"])) / f"{config.rule}.safetensors",
             **config.options,

@@ -1,4 +1,4 @@
-"""Runs shown in a terminal: progress bars while they run, then the table, the page and the figure."""
+"""Runs shown in a terminal: their progress, then the table, the page and the figure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.style import Style
+from rich.text import Text
 
+from signvote.cli.progress import progress_of
+from signvote.cli.stopping import Stopped
 from signvote.errors import ConfigError
 
 if TYPE_CHECKING:
     from signvote.sim import Config, Tracker
     from signvote.sim.machine import Machine
-
-
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """A bar for each run, with its metric. All bars disappear at the end."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[reading]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, transient=True) as progress:
-        yield progress
 
 
 def run_all(
@@ -41,6 +30,7 @@ def run_all(
     machine: Machine,
     data_dir: Path | None,
     trackers: Sequence[Callable[[Path], Tracker]] = (),
+    live: bool = False,
 ) -> None:
     """Run the configurations that are not finished, show their progress, then write and print all results."""
     from signvote import report
@@ -51,24 +41,8 @@ def run_all(
         raise ConfigError(f"jobs is {jobs}; it must be 1 or more")
     configs = list(runs.values())
     out.mkdir(parents=True, exist_ok=True)
-    with progress_bars() as progress:
-        rounds = sum(config.rounds for config in configs)
-        whole = progress.add_task("all runs", total=rounds, reading="")
-        bars = []
-        for name, config in runs.items():
-            bar = progress.add_task(name, total=config.rounds, reading="", visible=False)
-            bars.append(bar)
-
-        def watch(number: int, round: int, reading: str) -> None:
-            progress.update(
-                bars[number],
-                completed=round,
-                reading=reading,
-                visible=round < configs[number].rounds,
-            )
-            completed = sum(bar.completed for bar in progress.tasks if bar.id != whole)
-            progress.update(whole, completed=completed)
-
+    lengths = {name: config.rounds for name, config in runs.items()}
+    with served(out, live), progress_of(lengths) as progress:
         results = compare(
             configs,
             out,
@@ -77,10 +51,10 @@ def run_all(
             data_dir=data_dir,
             machine=machine,
             jobs=jobs,
-            watch=watch,
+            watch=progress.show,
             trackers=trackers,
         )
-    if results["runs"]:
+    if any(run["evaluations"]["round"] for run in results["runs"]):
         with locked(out):  # another comparison may add runs
             results = read(results_file(out))
             report.write_views(results, out)
@@ -88,9 +62,7 @@ def run_all(
     done = {identity_of(run) for run in results["runs"] if run["status"] == "done"}
     left = sum(identity(config) not in done for config in configs)
     if left:
-        Console().print(
-            f"{left} of {len(configs)} runs are not finished. To resume, run the same command again."
-        )
+        raise Stopped(f"Stopped; {left} of {len(configs)} runs are unfinished.")
 
 
 def show(results: dict[str, Any], out: Path, baseline: str = "majority") -> None:
@@ -109,4 +81,27 @@ def tell(results: dict[str, Any], out: Path, baseline: str = "majority") -> None
     console = Console()
     for table in terminal.tables_of(report.table(results, baseline), baseline):
         console.print(table)
-    console.print(f"The page: {os.path.relpath(out / 'report.html')}", highlight=False, soft_wrap=True)
+    console.print(Text("The page: ") + path_text(out / "report.html"), soft_wrap=True)
+
+
+@contextmanager
+def served(folder: Path, live: bool) -> Iterator[None]:
+    """Serve the page of a folder during the block, and print its address; only if `live` is set."""
+    if not live:
+        yield
+        return
+    from signvote.report.live import Live
+
+    with Live(folder).serving() as url:
+        tell_address(url)
+        yield
+
+
+def tell_address(url: str) -> None:
+    """Print the address of a live page."""
+    Console(stderr=True).print(Text("The live page: ") + Text(url, Style(link=url)), soft_wrap=True)
+
+
+def path_text(path: Path) -> Text:
+    """A path as a link that a terminal can open; where there is no terminal, the path alone."""
+    return Text(os.path.relpath(path), Style(link=path.resolve().as_uri()))

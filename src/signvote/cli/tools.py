@@ -1,30 +1,33 @@
-"""The commands around training: `data`, `rules`, `bench`, `doctor`, `flower-app`, `completion`, `version`."""
+"""The commands around training: `data`, `rules`, `bench`, `doctor`, `watch`, `flower-app`, `completion`, `version`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
+from rich.text import Text
 from tyro.conf import Positional
 
 from signvote import __version__
-from signvote.cli.training import DataDir
+from signvote.cli.flags import unset
+from signvote.cli.showing import path_text, tell_address
+from signvote.cli.training import DataDir, Off
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
     """Download data sets and check their checksums, or only verify the files that are there."""
 
-    names: Positional[tuple[str, ...]] = ("mnist",)
+    names: Annotated[Positional[tuple[str, ...]], unset("mnist")] = ("mnist",)
     """mnist, fashion-mnist or cifar10."""
     data_dir: DataDir = None
-    """Folder for the data files; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
-    verify: bool = False
+    """Folder for the data files."""
+    verify: Off = False
     """Only check the files that are there."""
 
     def run(self) -> None:
@@ -41,7 +44,7 @@ class Fetch:
             if not files:
                 Console().print(f"{name} needs no download.")
             for file, state in files.items():
-                Console().print(f"{folder / file}: {state}", soft_wrap=True)
+                Console().print(path_text(folder / file) + Text(f": {state}"), soft_wrap=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,12 +60,12 @@ class Bench:
     """What to time."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device to time. For cuda, the table shows bandwidth as a share of a copy's."""
-    coordinates: int | None = None
-    """N, the length of the vector; default: 25 million, on a GPU 100 million."""
-    workers: tuple[int, ...] | None = None
-    """M, the numbers of workers; default: 15, 50 and 100, on a GPU 15."""
-    threads: tuple[int, ...] = ()
-    """Numbers of threads; default: 1 and all."""
+    coordinates: Annotated[int | None, unset("25 million, on a GPU 100 million")] = None
+    """N, the length of the vector."""
+    workers: Annotated[tuple[int, ...] | None, unset("15 50 100, on a GPU 15")] = None
+    """M, the numbers of workers."""
+    threads: Annotated[tuple[int, ...], unset("1 and all")] = ()
+    """Numbers of threads."""
     repeats: int = 5
     """Number of timed runs of each kernel; the fastest counts."""
     out: Path = Path("bench.json")
@@ -97,7 +100,30 @@ class FlowerApp:
         from signvote.engines.flower_app import write_app
 
         for path in write_app(self.folder):
-            Console().print(path, highlight=False, soft_wrap=True)
+            Console().print(path_text(path), soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Serve the page of a folder on this machine while runs in it go, renewed at each evaluation.
+
+    The address is 127.0.0.1, so nobody else can open it. Ctrl-C ends it.
+
+    signvote watch runs/compare
+    """
+
+    folder: Positional[Path]
+    """The folder that `train`, `compare` or `study` writes into."""
+    port: int = 8000
+    """Port of the address; 0 chooses a free one."""
+
+    def run(self) -> None:
+        """Run the command."""
+        from signvote.report.live import Live
+
+        with Live(self.folder, self.port) as live:
+            tell_address(live.url)
+            live.serve_forever()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +150,7 @@ class Completion:
 
     def run(self) -> None:
         """Run the command."""
-        from signvote.cli import parse
+        from signvote.cli.commands import parse
 
         parse(["--tyro-print-completion", self.shell])  # prints it and exits
 
@@ -143,7 +169,7 @@ class Doctor:
     """Show what is installed, which kernels run here, how fast they are and what is missing."""
 
     data_dir: DataDir = None
-    """Folder of the data files; default: $SIGNVOTE_DATA, then ~/.cache/signvote."""
+    """Folder of the data files."""
 
     def run(self) -> None:
         """Run the command."""

@@ -7,6 +7,8 @@
     abstain   count = votes; who voted, ceil(N / 8) bytes, then the signs, 0 where nobody voted
     correct   count = N; the signs, then one signed byte for each tensor (see corrections.py). In a decision, the ids of
               the workers that were counted follow, u64 each; the field of the batch size has their number
+    scaled    the same, and the bytes are scales (see scales.py). A decision has a second byte for each tensor: the
+              limit of the scales that were counted (see scaled.py)
     sparse    count = votes; which coordinates (see sparse.py), then their signs, ceil(count / 8) bytes; only
               where that is not longer than the forms above
 
@@ -23,14 +25,18 @@ import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from signvote.core import sparse
 from signvote.core.bits import (
     SERVER,
     Bytes,
+    blocks,
     bytes_for,
     count_ones,
     plane_from_bytes,
@@ -41,6 +47,7 @@ from signvote.errors import BallotError
 from signvote.kernels import Planes
 
 Claims = np.ndarray[Any, np.dtype[np.int8]]
+Message = bytes | memoryview  # a memoryview, as of a mapped file, must not change while the ballot is in use
 
 MAGIC = b"SVOT"
 VERSION = 1
@@ -61,9 +68,21 @@ class Kind(IntEnum):
     ABSTAIN = 1
     SPARSE = 2
     CORRECT = 3
+    SCALED = 4
 
 
-WHOLE = (Kind.DENSE, Kind.CORRECT)  # forms that vote on every coordinate
+KINDS = frozenset(Kind)
+CLAIMING = (Kind.CORRECT, Kind.SCALED)  # forms with a byte for each tensor
+WHOLE = (Kind.DENSE, *CLAIMING)  # forms that vote on every coordinate
+
+
+def understood(*, corrects: bool, scales: bool) -> tuple[Kind, ...]:
+    """The forms that a rule understands: corrections only, scaled votes only, or any without claims."""
+    if corrects:
+        return (Kind.CORRECT,)
+    if scales:
+        return (Kind.SCALED,)
+    return tuple(kind for kind in Kind if kind not in CLAIMING)
 
 
 class Fields(NamedTuple):
@@ -96,8 +115,10 @@ class Ballot:
     support: Bytes | None = None  # packed likewise, 1 = voted; None: dense
     batch_size: int = 0  # 0: not declared
     reason: int = 0  # key of REASONS; not 0 only if nothing was voted
-    claims: Claims | None = None  # (tensors,) int8: exponents of a correction, or those agreed on
-    counted: tuple[int, ...] = ()  # workers whose corrections a decision counts
+    claims: Claims | None = (
+        None  # (tensors,) int8: exponents of a correction, codes of scales, or those decided
+    )
+    counted: tuple[int, ...] = ()  # workers that a decision with claims counts
 
     @classmethod
     def cast(
@@ -111,8 +132,9 @@ class Ballot:
         batch_size: int = 0,
         claims: Claims | None = None,
         counted: tuple[int, ...] = (),
+        scales: bool = False,
     ) -> Ballot:
-        """A ballot of these planes: a correction if there are claims, else dense or, with gaps, abstaining."""
+        """A ballot of these planes: with claims a correction or scaled, else dense or, with gaps, abstaining."""
         support = None
         if planes.support is not None:
             support = plane_to_bytes(planes.support, layout.size)
@@ -123,12 +145,28 @@ class Ballot:
             worker=worker,
             round=round,
             run=run,
-            kind=_kind(support, claims),
+            kind=_kind(support, claims, scales),
             signs=plane_to_bytes(planes.signs, layout.size),
             support=support,
             batch_size=batch_size,
             claims=claims,
             counted=counted,
+        )
+
+    @classmethod
+    def abstention(cls, layout: Layout, *, worker: int, round: int, run: int, batch_size: int) -> Ballot:
+        """The ballot of a worker whose signal was not finite: a header alone."""
+        nothing = np.zeros(bytes_for(layout.size), np.uint8)
+        return cls(
+            layout=layout,
+            worker=worker,
+            round=round,
+            run=run,
+            kind=Kind.SPARSE,
+            signs=nothing,
+            support=nothing,
+            batch_size=batch_size,
+            reason=NON_FINITE,
         )
 
     def thinned(self) -> Ballot:
@@ -144,16 +182,21 @@ class Ballot:
             return self.layout.size
         return count_ones(self.support)
 
-    def planes(self) -> Planes:
-        """The votes as word planes: a copy."""
-        n = self.layout.size
-        signs = plane_from_bytes(self.signs, n)
+    def planes(self, first: int = 0, n: int | None = None) -> Planes:
+        """The votes on coordinates first to first + n as word planes: a copy. `first` must be a multiple of 8."""
+        n = self.layout.size - first if n is None else n
+        at = slice(first // 8, bytes_for(first + n))
+        signs = plane_from_bytes(self.signs[at], n)
         if self.support is None:
             return Planes(signs, None)
-        return Planes(signs, plane_from_bytes(self.support, n))
+        return Planes(signs, plane_from_bytes(self.support[at], n))
 
     def to_bytes(self) -> bytes:
-        """The message."""
+        """The message: one copy of the votes."""
+        return b"".join(self.buffers())
+
+    def buffers(self) -> list[Message]:
+        """The message in parts, without a copy of dense votes: `file.writelines(ballot.buffers())` writes it."""
         body = self._body()
         fields = Fields(
             magic=MAGIC,
@@ -169,30 +212,47 @@ class Ballot:
             batch_size=len(self.counted) or self.batch_size,
             checksum=0,
         )
-        checksum = zlib.crc32(body, zlib.crc32(HEADER.pack(*fields)))
+        header = HEADER.pack(*fields)
+        checksum = reduce(lambda crc, part: zlib.crc32(part, crc), body, zlib.crc32(header))
         signed = fields._replace(checksum=checksum)
-        return HEADER.pack(*signed) + body
+        return [HEADER.pack(*signed), *body]
 
-    def _body(self) -> bytes:
+    def _body(self) -> list[Message]:
+        signs = self.signs.data
         if self.claims is not None:
             ids = np.array(self.counted, "<u8")
-            return self.signs.tobytes() + self.claims.tobytes() + ids.tobytes()
+            return [signs, self.claims.tobytes(), ids.tobytes()]
         if self.support is None:
-            return self.signs.tobytes()
+            return [signs]
         if self.kind is Kind.ABSTAIN:
-            return self.support.tobytes() + self.signs.tobytes()
-        return sparse.encode_body(self.signs, self.support, self.layout.size)
+            return [self.support.data, signs]
+        return [sparse.encode_body(self.signs, self.support, self.layout.size)]
 
 
-def _kind(support: Bytes | None, claims: Claims | None) -> Kind:
+def _kind(support: Bytes | None, claims: Claims | None, scales: bool) -> Kind:
     """The form of a ballot that is not sparse."""
     if claims is not None:
-        return Kind.CORRECT
+        return Kind.SCALED if scales else Kind.CORRECT
     return Kind.DENSE if support is None else Kind.ABSTAIN
 
 
+def scales_of(decision: Ballot) -> Tensor:
+    """The codes of the scales of a scaled decision, (tensors,) int8."""
+    return _claims_of(decision)[: len(decision.layout.segments)]
+
+
+def limits_of(decision: Ballot) -> Tensor:
+    """The codes of the largest scales that counted in a scaled decision, (tensors,) int8."""
+    return _claims_of(decision)[len(decision.layout.segments) :]
+
+
+def _claims_of(ballot: Ballot) -> Tensor:
+    assert ballot.claims is not None
+    return torch.from_numpy(ballot.claims.copy())
+
+
 def parse(
-    message: bytes,
+    message: Message,
     *,
     layout: Layout,
     run: int,
@@ -200,10 +260,10 @@ def parse(
     worker: int | None = None,
     kinds: Collection[Kind] = tuple(Kind),
 ) -> Ballot:
-    """The ballot that a message holds, or a BallotError.
+    """The ballot that a message holds, or a BallotError. Dense votes are not copied: they are a view of the message.
 
     Args:
-        message: untrusted bytes.
+        message: untrusted bytes, or a memoryview of them, such as `memoryview(mmap.mmap(...))`.
         layout: of our model; another digest is refused.
         run: our run's number; a ballot of another run is refused.
         round: the round being decided; a ballot for another round is refused as late or future. None: any.
@@ -211,17 +271,19 @@ def parse(
         kinds: the forms that are accepted. An abstention for the whole round, a header alone, always is.
 
     """
-    fields = _read_header(message)
+    whole = _whole(message)
+    fields = _read_header(whole)
     _check_identity(fields, layout, run, round, worker)
     kind = Kind(fields.kind)
     if kind not in kinds and not fields.reason:
         accepted = ", ".join(each.name.lower() for each in sorted(kinds))
         raise BallotError("kind", f"{kind.name.lower()} ballot; this server accepts {accepted}")
-    body = memoryview(message)[HEADER.size :]
-    counted = fields.batch_size if kind is Kind.CORRECT and fields.worker == SERVER else 0
-    tail = len(layout.segments) + 8 * counted if kind is Kind.CORRECT else 0
+    body = whole[HEADER.size :]
+    counted = fields.batch_size if kind in CLAIMING and fields.worker == SERVER else 0
+    claimed = _claim_bytes(kind, layout, fields.worker == SERVER)
+    tail = claimed + 8 * counted
     _check_size(kind, layout.size, fields.votes, len(body) - tail, fields.reason)
-    header = message[: HEADER.size - 4] + bytes(4)
+    header = bytes(whole[: HEADER.size - 4]) + bytes(4)
     if zlib.crc32(body, zlib.crc32(header)) != fields.checksum:
         raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
     packed = np.frombuffer(body, np.uint8)
@@ -238,15 +300,31 @@ def parse(
         support=support,
         batch_size=0 if counted else fields.batch_size,
         reason=fields.reason,
-        claims=packed[signed : signed + len(layout.segments)].view(np.int8) if tail else None,
+        claims=packed[signed : signed + claimed].view(np.int8) if claimed else None,
         counted=tuple(np.frombuffer(ids, "<u8").tolist()),
     )
 
 
-def _read_header(message: bytes) -> Fields:
-    """The header's fields. Refuses a message that is no ballot of this version."""
-    if not isinstance(message, bytes):
+def _claim_bytes(kind: Kind, layout: Layout, is_decision: bool) -> int:
+    """Bytes of the claims in a message."""
+    if kind not in CLAIMING:
+        return 0
+    tensors = len(layout.segments)
+    return 2 * tensors if is_decision and kind is Kind.SCALED else tensors
+
+
+def _whole(message: Message) -> memoryview:
+    """The bytes of a message."""
+    if not isinstance(message, Message):
         raise BallotError("type", f"a ballot is bytes, not {type(message).__name__}")
+    view = memoryview(message)
+    if not view.c_contiguous:
+        raise BallotError("type", "a ballot is bytes that lie one after another, not a view with gaps")
+    return view.cast("B")
+
+
+def _read_header(message: memoryview) -> Fields:
+    """The header's fields. Refuses a message that is no ballot of this version."""
     if len(message) < HEADER.size:
         raise BallotError("length", f"{len(message)} bytes are no ballot; a header alone has {HEADER.size}")
     fields = Fields(*HEADER.unpack_from(message))
@@ -257,7 +335,7 @@ def _read_header(message: bytes) -> Fields:
             "version",
             f"ballot of version {fields.version}; this program reads version {VERSION}",
         )
-    if fields.kind not in list(Kind) or fields.reason not in REASONS or fields.reserved:
+    if fields.kind not in KINDS or fields.reason not in REASONS or fields.reserved:
         raise BallotError(
             "kind",
             f"unknown kind {fields.kind}, reason {fields.reason} or reserved byte {fields.reserved}",
@@ -314,7 +392,7 @@ def _read_body(kind: Kind, body: Bytes, n: int, count: int) -> tuple[Bytes, Byte
         votes = count_ones(support)
         if votes != count:
             raise BallotError("count", f"{votes} votes in the ballot, {count} in its header")
-        if np.any(signs & ~support):
+        if any(np.any(some & ~voted) for some, voted in blocks(signs, support)):
             raise BallotError("padding", "signs are set where there is no vote")
         return signs, support
     return sparse.decode_body(body, n, count)

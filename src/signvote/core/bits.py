@@ -7,6 +7,7 @@ the support, marks the votes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 SERVER = 2**64 - 1  # the server's own worker id: it signs decisions, and its coin breaks ties
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+BLOCK = 2**16  # bytes
 _ONES = 2**64 - 1
 
 
@@ -112,7 +114,12 @@ def plane_from_bytes(packed: Bytes, n: int) -> Tensor:
     return plane
 
 
+def blocks(*packed: Bytes) -> Iterator[tuple[Bytes, ...]]:
+    """The same bytes of each, BLOCK at a time: what is computed from them needs little memory."""
+    for start in range(0, packed[0].size, BLOCK):
+        yield tuple(each[start : start + BLOCK] for each in packed)
+
+
 def count_ones(packed: Bytes) -> int:
     """Number of ones in packed bits."""
-    ones = np.bitwise_count(packed)
-    return int(ones.sum(dtype=np.int64))
+    return sum(int(np.bitwise_count(block).sum(dtype=np.int64)) for (block,) in blocks(packed))

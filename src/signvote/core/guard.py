@@ -21,12 +21,14 @@ from signvote.core.bits import check_number, coin_for
 from signvote.core.pairs import PairCounts, agreement, usual
 from signvote.core.trust import FEW, Evidence, State
 from signvote.core.vote import Votes, everywhere
+from signvote.core.witnesses import rows_of
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD, Planes, backend, upload, words_for
 from signvote.kernels.reference import chances
 
 Key = tuple[int, int, torch.device]  # first coordinate, number of coordinates, device
 
+LEAST = 2**14  # coordinates on which any number of workers is compared
 PROBATION = 20  # rounds in which a worker can show its strength
 FIRST = 5  # rounds after which it is looked at
 VISIBLE = 0.01  # agreement of most workers below which nothing can be compared
@@ -58,9 +60,11 @@ class Sample:
             raise ConfigError(f"sample is {size}; it must be {WORD} coordinates or more")
         coin = coin_for("coin", secret, 0)
         assert coin is not None
-        self.share = size / n
+        self.n = n
+        self.size = size
         self._coin = coin
         self._cache: dict[Key, Chosen] = {}
+        self._words: Tensor | None = None  # see `_all`
 
     def of(self, votes: Votes) -> Votes:
         """The votes on the sample."""
@@ -77,12 +81,32 @@ class Sample:
         first_word = first // WORD
         count = words_for(n)
         coin = self._coin.after(first_word)
-        in_sample = chances(coin, count) < self.share
+        in_sample = chances(coin, count) < self.size / self.n
         words = in_sample.nonzero()[:, 0]
         size = len(words) * WORD
         if count and in_sample[-1]:
             size -= count * WORD - n
         return Chosen(_index(words, device), size)
+
+    def thinned(self, sampled: Votes, count: int) -> Votes:
+        """Of the votes on the sample those on about `count` coordinates of the whole vector."""
+        width = sampled.planes.signs.shape[1]
+        words, chance = self._all()
+        start = int(torch.searchsorted(words, sampled.first // WORD))
+        kept = chance[start : start + width] < count / self.n
+        size = int(kept.sum()) * WORD
+        if width and kept[-1]:
+            size -= width * WORD - sampled.n
+        index = _index(kept.nonzero()[:, 0], sampled.device)
+        return replace(sampled, planes=sampled.planes.map(lambda plane: plane[:, index]), n=size)
+
+    def _all(self) -> tuple[Tensor, Tensor]:
+        """The numbers of all words of the sample, and the chance of each."""
+        if self._words is None:
+            chance = chances(self._coin, words_for(self.n))
+            self._words = (chance < self.size / self.n).nonzero()[:, 0]
+            self._chances = chance[self._words]
+        return self._words, self._chances
 
 
 def _index(words: Tensor, device: torch.device) -> Tensor | slice:
@@ -109,7 +133,7 @@ def contested(votes: Votes) -> Votes:
     ones = torch.ones(len(votes.workers), dtype=torch.int32, device=votes.device)
     if votes.present is not None:
         ones = ones * votes.present
-    margin = ones.new_full((1,), math.isqrt(len(votes.workers)))
+    margin = ones.sum(0, keepdim=True).double().sqrt().int()
     weights = torch.cat([ones, margin])
     for_all, against_all = full, torch.zeros_like(full)
     too_clear = _decided(planes, against_all, weights, votes.n).signs
@@ -131,12 +155,17 @@ def _decided(planes: Planes, extra: Tensor, weights: Tensor, n: int) -> Planes:
     return out
 
 
-def pair_counts(votes: Votes) -> tuple[Tensor, Tensor]:
-    """On how many coordinates two workers differ, and on how many both voted: (M, M) each."""
-    if votes.n:
-        return backend(votes.device).disagreements(votes.planes, votes.n)
+def pair_counts(votes: Votes, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """On how many coordinates two workers differ, and on how many both voted: (M, M) each.
+
+    With rows `at` of witnesses, those of each worker with each witness, (M, witnesses).
+    """
     workers = len(votes.workers)
-    nothing = torch.zeros(workers, workers, dtype=torch.int64, device=votes.device)
+    others = None if at is None else votes.planes.map(lambda plane: plane[upload(at, votes.device)])
+    if votes.n:
+        return backend(votes.device).disagreements(votes.planes, votes.n, others)
+    witnesses = workers if at is None else len(at)
+    nothing = torch.zeros(workers, witnesses, dtype=torch.int64, device=votes.device)
     return nothing, nothing
 
 
@@ -164,9 +193,10 @@ class GuardedTrust:
         """The workers about which something is known."""
         return self.pairs.workers
 
-    def agreement(self, workers: Sequence[int]) -> Tensor:
-        """C of these workers, everywhere and where votes are contested: (2, workers, workers)."""
-        return agreement(*self.pairs.among(workers))
+    def agreement(self, workers: Sequence[int], witnesses: Sequence[int] | None = None) -> Tensor:
+        """C of these workers with witnesses, everywhere and where votes are contested: (2, workers, witnesses)."""
+        differ, common = self.pairs.among(workers, witnesses)
+        return agreement(differ, common, rows_of(workers, witnesses))
 
     def strength(self, workers: Sequence[int]) -> Tensor:
         """How much more a worker agreed with the others in its first rounds than most did, at least 1.
@@ -184,21 +214,22 @@ class GuardedTrust:
         self.pairs.learn(evidence)
         workers = evidence.workers
         pasts = [self.pasts.get(worker, Past()) for worker in workers]
-        compared = (
-            self._compared(workers) if any(past.rounds < PROBATION for past in pasts) else [1.0] * len(pasts)
-        )
+        compared = [1.0] * len(pasts)
+        if any(past.rounds < PROBATION for past in pasts):
+            compared = self._compared(workers, evidence.witnesses)
         for worker, past, ratio in zip(workers, pasts, compared, strict=True):
             rounds = past.rounds + 1
             is_looked_at = FIRST <= rounds <= PROBATION
             strength = max(past.strength, ratio) if is_looked_at else past.strength
             self.pasts[worker] = Past(rounds, strength)
 
-    def _compared(self, workers: Sequence[int]) -> list[float]:
+    def _compared(self, workers: Sequence[int], witnesses: Sequence[int] | None) -> list[float]:
         """The agreement of each worker, relative to that of most workers; 1 where nothing can be compared."""
         nothing = [1.0] * len(workers)
         if len(workers) < FEW:
             return nothing
-        each, most = usual(self.agreement(workers)[0])
+        c = self.agreement(workers, witnesses)[0]
+        each, most = usual(c, rows_of(workers, witnesses))
         return (each / most).tolist() if most > VISIBLE else nothing
 
     def forget(self, *workers: int) -> None:

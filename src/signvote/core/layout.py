@@ -57,23 +57,35 @@ class Layout:
         described = json.dumps([[s.name, s.shape] for s in segments])
         self.digest = hashlib.blake2b(described.encode(), digest_size=16).digest()
 
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The coordinates of each parameter."""
+        return [(segment.start, segment.stop) for segment in self.segments]
+
     @classmethod
     def of(cls, model: nn.Module | Mapping[str, Tensor]) -> Layout:
         """The layout of a module's trainable parameters (tied ones once), or of named tensors."""
         return cls(trainable(model).items())
 
-    def flatten(self, tensors: Mapping[str, Tensor | None], out: Tensor) -> Tensor:
-        """Copy named tensors into the flat vector `out`; a missing one counts as zeros."""
+    def flatten(self, tensors: Mapping[str, Tensor | None], out: Tensor, first: int = 0) -> Tensor:
+        """Copy named tensors into `out`, the flat vector from `first` on; a missing one counts as zeros."""
         for s in self.segments:
+            begin = max(s.start, first)
+            end = min(s.stop, first + out.numel())
+            if begin >= end:
+                continue
             tensor = tensors.get(s.name)
-            flat = out[s.start : s.stop]
+            flat = out[begin - first : end - first]
             if tensor is None:
                 flat.zero_()
                 continue
             shape = tuple(tensor.shape)
             if shape != s.shape:
                 raise LayoutError(f"{s.name} has shape {shape}, but the layout says {s.shape}")
-            flat.view(s.shape).copy_(tensor)
+            if flat.numel() == tensor.numel():
+                flat.view(s.shape).copy_(tensor)
+            else:
+                flat.copy_(tensor.detach().reshape(-1)[begin - s.start : end - s.start])
         return out
 
     def __eq__(self, other: object) -> bool:

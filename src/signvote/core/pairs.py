@@ -7,16 +7,21 @@
     hostile       C everywhere -> who contradicts the workers that agree with one another
 
 The model: if errors are independent, C_ij = a_i a_j with a = 1 - 2 p.
+
+Row i of C is a worker, column j a witness: one of the same workers, with whom all are compared (witnesses.py).
+`at` has the row of each witness. Few workers are all witnesses; `at` is None then, and C square and symmetric.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from signvote.core.recent import SLACK
 from signvote.core.trust import Evidence, State, check_counts, check_forgetting, numbered, numbered_once
 from signvote.errors import ConfigError
 
@@ -30,12 +35,16 @@ SHARED = (
 )
 DOUBT = 1000  # coordinates: agreement counted on fewer is taken for less than it seems
 ENOUGH = 5  # fewer workers than this share nothing: where three agree, two have something in common
+COLUMNS = 1000  # witnesses that are known at most: those of two rounds that have none in common
 
 # ---- counting pairs ------------------------------------------------------------------------------
 
 
 class PairCounts:
     """On how many coordinates two workers differ, and on how many both voted, per group of coordinates.
+
+    A row is a worker, a column a witness. A pair is known from either side: a worker that becomes a witness has
+    a column as far as its row goes. About COLUMNS witnesses are known, the latest.
 
     Args:
         groups: how many groups there are.
@@ -47,7 +56,8 @@ class PairCounts:
         check_forgetting(forgetting)
         self.groups = groups
         self.forgetting = forgetting
-        self.index: dict[int, int] = {}  # worker -> its row and column
+        self.index: dict[int, int] = {}  # worker -> its row
+        self.columns: dict[int, int] = {}  # witness -> its column
         self.counts = torch.zeros(2, groups, 0, 0, dtype=torch.float64)  # differ, common
 
     @property
@@ -59,78 +69,123 @@ class PairCounts:
         """Count one round of pairs."""
         if evidence.differ is None or evidence.common is None:
             raise ConfigError("agreement needs evidence about pairs; this vote did not count them")
-        self._admit(evidence.workers)
-        workers = len(evidence.workers)
-        columns = self.rows(evidence.workers)
-        rows = columns[:, None]
-        new = torch.stack([evidence.differ, evidence.common])
-        new = new.view(2, self.groups, workers, workers)
-        known = self.counts[:, :, rows, columns]
-        kept = known * self.forgetting
-        self.counts[:, :, rows, columns] = kept + new
+        witnesses = evidence.workers if evidence.witnesses is None else evidence.witnesses
+        self._admit(evidence.workers, witnesses)
+        rows = _positions(self.index, evidence.workers)
+        columns = _positions(self.columns, witnesses)
+        shape = (self.groups, len(rows), len(columns))
+        for counts, new in zip(self.counts, (evidence.differ, evidence.common), strict=True):
+            known = _part(counts, rows, columns)
+            known.mul_(self.forgetting).add_(new.view(shape))
+            counts[:, rows[:, None], columns] = known
+        self._drop(self._too_many(witnesses))
 
-    def _admit(self, workers: Sequence[int]) -> None:
-        """Add zero counts for new workers."""
+    def _admit(self, workers: Sequence[int], witnesses: Sequence[int]) -> None:
+        """Add zero counts for new workers, and for new witnesses what is known of them as workers."""
         for worker in workers:
             self.index.setdefault(worker, len(self.index))
-        known = self.counts.shape[-1]
-        more = len(self.index) - known
-        self.counts = pad(self.counts, (0, more, 0, more))
+        new = [witness for witness in witnesses if witness not in self.columns]
+        before = self.columns
+        self.columns = before | {witness: len(before) + k for k, witness in enumerate(new)}
+        rows, columns = self.counts.shape[-2:]
+        self.counts = pad(self.counts, (0, len(new), 0, len(self.index) - rows))
+        theirs = _positions(self.index, new)[:, None]
+        known = self.counts[:, :, theirs, _positions(self.columns, list(before))]
+        self.counts[:, :, _positions(self.index, list(before)), columns:] = known.transpose(-1, -2)
 
-    def rows(self, workers: Sequence[int]) -> Tensor:
-        """The rows of these workers, which are their columns, too."""
-        rows = [self.index[worker] for worker in workers]
-        return torch.tensor(rows, dtype=torch.int64)
+    def _too_many(self, witnesses: Sequence[int]) -> list[int]:
+        """The first witnesses that are none of these, if there are clearly too many."""
+        limit = max(COLUMNS, len(witnesses))
+        too_many = len(self.columns) - limit
+        if too_many <= limit // SLACK:
+            return []
+        now = set(witnesses)
+        return list(islice((each for each in self.columns if each not in now), too_many))
 
-    def among(self, workers: Sequence[int]) -> Tensor:
-        """The counts of pairs of these workers, (2, groups, workers, workers); 0 for pairs that never met."""
-        stranger = len(self.index)
-        at = torch.tensor([self.index.get(worker, stranger) for worker in workers], dtype=torch.int64)
-        known = pad(self.counts, (0, 1, 0, 1))
-        return known[:, :, at][..., at]
+    def _drop(self, witnesses: Iterable[int]) -> None:
+        """Drop these columns."""
+        gone = set(witnesses)
+        if not gone:
+            return
+        left = [witness for witness in self.columns if witness not in gone]
+        self.counts = self.counts[..., _positions(self.columns, left)]
+        self.columns = numbered(left)
+
+    def among(self, workers: Sequence[int], witnesses: Sequence[int] | None = None) -> Tensor:
+        """The counts of these workers with these witnesses, (2, groups, workers, witnesses).
+
+        Counts of pairs that never met are 0. Without witnesses all of the workers are.
+        """
+        rows = _positions(self.index, workers)
+        columns = _positions(self.columns, workers if witnesses is None else witnesses)
+        return torch.stack([_part(counts, rows, columns) for counts in self.counts])
 
     def forget(self, *workers: int) -> None:
         """Drop everything about these workers."""
         gone = set(workers)
         left = [worker for worker in self.index if worker not in gone]
-        at = self.rows(left)
-        counts = self.counts[:, :, at]
-        self.counts = counts[..., at]
+        self.counts = self.counts[:, :, _positions(self.index, left)]
         self.index = numbered(left)
+        self._drop(gone & self.columns.keys())
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
-        return {
-            "workers": self.workers,
-            "counts": self.counts.clone(),
-        }
+        state: State = {"workers": self.workers, "counts": self.counts.clone()}
+        if list(self.columns) != self.workers:
+            state["witnesses"] = list(self.columns)
+        return state
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a state."""
+        """Resume from a state. In one without witnesses all workers are."""
         index = numbered_once(state["workers"])
-        workers = len(index)
-        counts = state["counts"].double().view(2, self.groups, workers, workers)
+        witnesses = state["witnesses"] if "witnesses" in state else state["workers"]
+        columns = numbered_once(witnesses)
+        counts = state["counts"].double().view(2, self.groups, len(index), len(columns))
         differ, common = counts
         check_counts(differ, common)
         self.index = index
+        self.columns = columns
         self.counts = counts.clone()
+
+
+def _positions(index: dict[int, int], ids: Sequence[int]) -> Tensor:
+    """The position of each id; one beyond the last for those that are not in the index."""
+    return torch.tensor([index.get(each, len(index)) for each in ids], dtype=torch.int64)
+
+
+def _part(counts: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Some rows and columns of the last two dimensions, as a copy; zeros beyond the last."""
+    known = counts
+    if len(rows) and len(columns) and (rows.max() >= counts.shape[-2] or columns.max() >= counts.shape[-1]):
+        known = pad(counts, (0, 1, 0, 1))
+    return known[:, rows[:, None], columns]
 
 
 # ---- what agreement shows ------------------------------------------------------------------------
 
 
-def agreement(differ: Tensor, common: Tensor) -> Tensor:
+def agreement(differ: Tensor, common: Tensor, at: Tensor | None = None) -> Tensor:
     """C_ij = mean of Y_i Y_j over the coordinates on which both voted, nearer to 0 if these are few.
 
-    The diagonal is 0.
+    It is 0 for a worker with itself.
     """
     c = (common - 2 * differ) / (common + DOUBT)
-    c.diagonal(dim1=-2, dim2=-1).zero_()
+    c[..., _itself(c, at)] = 0
     return c
 
 
-def usual(c: Tensor) -> tuple[Tensor, Tensor]:
-    """What each worker has in common with half of the others at least, and what most workers have so.
+def _rows(c: Tensor, at: Tensor | None) -> Tensor:
+    """The row of each column."""
+    return torch.arange(c.shape[-1]) if at is None else at
+
+
+def _itself(c: Tensor, at: Tensor | None) -> Tensor:
+    """Where a worker meets itself, (workers, witnesses)."""
+    return torch.arange(c.shape[-2])[:, None] == _rows(c, at)
+
+
+def usual(c: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """What each worker has in common with half of the other witnesses at least, and what most workers have so.
 
     A minority moves neither far: of M workers, half of the others are never all in it.
 
@@ -139,19 +194,25 @@ def usual(c: Tensor) -> tuple[Tensor, Tensor]:
     >>> each.tolist(), float(most)
     ([0.3..., 0.3..., 0.3..., 0.1...], 0.3...)
     """
-    workers = len(c)
-    others = c.clone().fill_diagonal_(-torch.inf)
-    half_of_others = workers // 2
-    each = others.sort(1, descending=True).values[:, half_of_others - 1]
-    half = (workers + 1) // 2
-    most = each.sort(descending=True).values[half - 1]
+    workers, witnesses = c.shape
+    rows = _rows(c, at)
+    itself = _itself(c, at)
+    high = _largest(c.masked_fill(itself, -torch.inf), (witnesses + 1) // 2)
+    each = high.clone()
+    each[rows] = _largest(c[rows].masked_fill(itself[rows], -torch.inf), witnesses // 2)
+    most = _largest(each[None], (workers + 1) // 2)[0]
     return each, most
 
 
-def sharing(c: Tensor, sizes: Tensor) -> Tensor:
+def _largest(c: Tensor, k: int) -> Tensor:
+    """The k-th largest number of each row."""
+    return c.kthvalue(c.shape[1] - k + 1, 1).values
+
+
+def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
     """The number of votes that each worker's vote is divided by, from C where votes are contested.
 
-        1 + 2 sum_j max(0, C_ij - explained_ij)
+        1 + 2 sum_j max(0, C_ij - explained_ij)        over the others j; witnesses stand for all of them
 
     Explained is what most workers have in common, chance, and the strength of two workers that have shown
     theirs: strong workers see the same small signal. There is no threshold to hide below: k workers whose
@@ -160,30 +221,39 @@ def sharing(c: Tensor, sizes: Tensor) -> Tensor:
     Args:
         c: C where votes are contested.
         sizes: the relative sqrt(B) that each worker has shown.
+        at: the row of each witness; None: all are.
 
     """
-    workers = len(c)
+    workers, witnesses = c.shape
     if workers < ENOUGH:
         return torch.ones(workers, dtype=c.dtype)
-    _, most = usual(c)
-    strong = (sizes[:, None] * sizes - 4).clamp_min(0)  # twice the usual strength explains nothing yet
+    itself = _itself(c, at)
+    _, most = usual(c, at)
+    strong = (sizes[:, None] * sizes[_rows(c, at)] - 4).clamp_min(
+        0
+    )  # twice the usual strength explains nothing
     explained = most.clamp_min(0) + CHANCE + BY_SIZE * strong
     explained = explained.clamp_max(EXPLAINABLE)
     excess = (c - explained).clamp_min(0)
-    excess.fill_diagonal_(0)
-    divided_by = 1 + STEEP * excess.sum(1)
+    excess[itself] = 0
+    others = witnesses - itself.sum(1).double()
+    each_stands_for = (workers - 1) / others
+    divided_by = 1 + STEEP * excess.sum(1) * each_stands_for
     return torch.where(divided_by < SHARED, 1.0, divided_by)
 
 
-def hostile(c: Tensor) -> Tensor:
+def hostile(c: Tensor, at: Tensor | None = None) -> Tensor:
     """Who contradicts the workers that agree with one another, from C everywhere; nobody if most do not agree.
 
     Those who agree: each of them clearly agrees with more than half of all workers, itself included. Who is none
     of them, and clearly contradicts more than four of five of them, is hostile. Where workers own different
     data hardly anybody agrees with half of the others, and who knows something rare contradicts not so many.
+    Of many workers the witnesses among those who agree are known, and stand for them.
     """
-    itself = torch.eye(len(c), dtype=torch.bool)
-    friends = ((c > CLEAR) | itself).sum(1)
+    rows = _rows(c, at)
+    friends = ((c > CLEAR) | _itself(c, at)).sum(0)
     agree = 2 * friends > len(c)
     contradicted = ((c < -CLEAR) & agree).sum(1)
-    return ~agree & (5 * contradicted > 4 * agree.sum())
+    is_hostile = 5 * contradicted > 4 * agree.sum()
+    is_hostile[rows[agree]] = False
+    return is_hostile

@@ -1,10 +1,18 @@
-"""What a server says about a round: the ballots that it admitted, and the report when it is decided."""
+"""What a server says about a round, and the ballots that it refused since the start."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from signvote.core.ballot import REASONS, Ballot
+if TYPE_CHECKING:
+    from signvote.core.likeness import Signs
+    from signvote.core.trust import Evidence
+
+LISTED = 10_000  # workers and reasons of refused ballots, about
+OTHERS = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +37,28 @@ class RoundReport:
     notices: tuple[str, ...] = ()  # what `Watch` noticed in this round, a sentence each
 
 
-@dataclass(frozen=True, kw_only=True)
-class Admitted:
-    """The ballots of a round, parsed: sorted by worker, so that the order of arrival changes nothing."""
+class Refusals(Counter[tuple[int, str]]):
+    """How many ballots were refused, by (worker, reason). The workers that were refused last are listed; worker
+    `OTHERS` has the sum of all others, so that the sum of all counts is the number of refused ballots.
+    """
 
-    round: int
-    ballots: tuple[Ballot, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    def count(self, refusals: Iterable[Refusal]) -> None:
+        """Count some more."""
+        for refusal in refusals:
+            key = (refusal.worker, refusal.reason)
+            self[key] = self.pop(key, 0) + 1  # those refused last stand at the end
+        too_many = len(self) - LISTED
+        if too_many <= 0:
+            return
+        for worker, reason in list(self)[: too_many + LISTED // 10]:
+            number = self.pop((worker, reason))
+            self[OTHERS, reason] = self.pop((OTHERS, reason), 0) + number
 
-    @property
-    def voters(self) -> list[Ballot]:
-        """The ballots that vote."""
-        return [ballot for ballot in self.ballots if not ballot.reason]
 
-    @property
-    def abstained(self) -> dict[int, str]:
-        """The workers that abstain, and why."""
-        return {ballot.worker: REASONS[ballot.reason] for ballot in self.ballots if ballot.reason}
+class Arriving(NamedTuple):
+    """A round whose evidence is still to be learned from."""
+
+    report: RoundReport
+    arrive: Callable[[], Evidence]
+    batch_sizes: Mapping[int, int]  # worker -> declared
+    signs: Callable[[], Signs] | None = None  # some of the votes, if the watch wants them

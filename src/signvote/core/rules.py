@@ -5,8 +5,8 @@ majority      1                                                               no
 it-signsgd    log((1-p)/p), p per coordinate; 1 in its first 100 rounds       2 bytes per worker and coordinate
 weighted      sqrt(declared batch size), less if its record does not bear     O(workers)
               it out; without declared sizes log((1-p)/p), in steps of two
-robust        sqrt(declared batch size) as far as it was borne out; shared    O(workers^2)
-              by workers that err together, 0 for who contradicts the others
+robust        sqrt(declared batch size) as far as it was borne out; shared    O(workers)
+              by workers that err together, 0 for those that contradict the others
 mean          declared batch size; votes are corrections, and the mean      4 bytes per coordinate
               of the gradients is decided (mean.py)
 """
@@ -14,13 +14,14 @@ mean          declared batch size; votes are corrections, and the mean      4 by
 from __future__ import annotations
 
 import inspect
+import itertools
 import warnings
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from signvote.core.guard import GuardedTrust, Sample, contested, pair_counts
+from signvote.core.guard import LEAST, GuardedTrust, Sample, contested, pair_counts
 from signvote.core.it_signsgd import ItSignSGD
 from signvote.core.layout import Layout
 from signvote.core.mean import Mean
@@ -28,6 +29,7 @@ from signvote.core.pairs import hostile, sharing
 from signvote.core.rule import Per, Rule, WeightedRule
 from signvote.core.trust import FEW, CountTrust, Evidence, State
 from signvote.core.vote import ONE, Voters, Votes, fixed_point, llr_weights, roots, scaled
+from signvote.core.witnesses import Witnesses, rows_of
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes
 from signvote.names import check_name
@@ -43,6 +45,7 @@ class Majority(WeightedRule):
     """
 
     name = "majority"
+    is_alone = True
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)
@@ -54,7 +57,7 @@ class Majority(WeightedRule):
 
 
 class Weighted(WeightedRule):
-    """Weighs by sqrt(B) of the declared batch size B, less for a worker whose record does not bear it out.
+    """Weighs by sqrt(B) of the declared batch size B, and by less if the worker's record does not support it.
     The default. Where a worker declares no size, weights are learned from the record alone, as in the paper.
 
     The record of a worker is p, the share of its votes that decisions overruled, and l = log((1-p)/p).
@@ -133,8 +136,8 @@ def learned(record: Tensor) -> Tensor:
 
 
 class Robust(WeightedRule):
-    """Like weighted for workers that may attack: who errs together shares its votes, who contradicts has none.
-    A declared size counts only as far as a worker's first rounds bore it out.
+    """Like weighted, but workers that err together share their votes, and those that contradict most have none.
+    For workers that may attack. A declared size counts only as far as the worker's first rounds support it.
 
     Three questions, answered by how often two workers agree, never by decisions, which attackers may make:
 
@@ -147,12 +150,14 @@ class Robust(WeightedRule):
         largest: the most that a declared size can buy, in votes of the median worker; 1: sizes do not count.
         memory: forgetting of what pairs of workers have in common; short, because a worker may turn at any time.
         sample: number of coordinates on which pairs are compared, if there are more.
-        secret: chooses them; use a random number that workers do not know.
+        secret: chooses them, and the witnesses; use a random number that workers do not know.
+        witnesses: number of workers with whom each is compared, if there are more; on fewer coordinates then.
 
     """
 
     name = "robust"
-    remembers = 1_000
+    splits = True
+    remembers = 10_000
     trust: GuardedTrust
 
     def __init__(
@@ -163,20 +168,24 @@ class Robust(WeightedRule):
         memory: float = 0.9,
         sample: int = 2**20,
         secret: int = 0,
+        witnesses: int = 500,
     ) -> None:
         super().__init__(layout)
         if not largest >= 1:
             raise ConfigError(f"largest is {largest}; it must be 1 or more votes")
         self.largest = largest
         self.sample = Sample(layout.size, sample, secret)
+        self.witnesses = Witnesses(witnesses, secret)
         self.trust = GuardedTrust(memory)
 
     def weights(self, voters: Voters) -> Tensor:
         """The size that a worker has shown, divided among those who err together; 0 for who is hostile."""
         sizes = self._sizes(voters)
-        everywhere, where_contested = self.trust.agreement(voters.workers)
-        shared = sizes / sharing(where_contested, sizes)
-        weights = torch.where(hostile(everywhere), 0.0, shared)
+        witnesses = self.witnesses.of(voters.workers)
+        at = rows_of(voters.workers, witnesses)
+        everywhere, where_contested = self.trust.agreement(voters.workers, witnesses)
+        shared = sizes / sharing(where_contested, sizes, at)
+        weights = torch.where(hostile(everywhere, at), 0.0, shared)
         return fixed_point(scaled(weights[:, None]))
 
     def _sizes(self, voters: Voters) -> Tensor:
@@ -189,10 +198,44 @@ class Robust(WeightedRule):
 
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The evidence also counts pairs of workers on the sample: everywhere, and where it is contested."""
-        evidence = super().vote(out, votes, coin)
-        sampled = self.sample.of(votes)
-        differ, common = zip(pair_counts(sampled), pair_counts(contested(sampled)), strict=True)
-        return replace(evidence, differ=torch.stack(differ), common=torch.stack(common))
+        evidence = self.decide(out, votes, coin)
+        return self.compared(evidence, self.thinned(self.sampled(votes)))
+
+    def decide(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
+        """See Rule."""
+        return super().vote(out, votes, coin)
+
+    def sampled(self, votes: Votes) -> Votes:
+        """See Rule."""
+        return self.sample.of(votes)
+
+    def thinned(self, sampled: Votes | None) -> Votes | None:
+        """See Rule. M workers are compared on a share of the coordinates that falls as 1 / M."""
+        if sampled is None:
+            return None
+        workers = len(self._voters(sampled))
+        if workers <= self.witnesses.count:
+            return sampled
+        fewer = self.sample.size * self.witnesses.count // workers
+        least = min(self.sample.size, LEAST)
+        return self.sample.thinned(sampled, max(fewer, least))
+
+    def _voters(self, votes: Votes) -> tuple[int, ...]:
+        """Those that are present. Of few workers all: it does not matter, and is not waited for."""
+        if votes.present is None or len(votes.workers) <= self.witnesses.count:
+            return votes.workers
+        return tuple(itertools.compress(votes.workers, votes.present.tolist()))
+
+    def compared(self, evidence: Evidence, sampled: Votes | None) -> Evidence:
+        """See Rule. Without a sample nothing is known about pairs."""
+        if sampled is None:
+            pairs = torch.zeros(2, len(evidence.workers), len(evidence.workers), dtype=torch.int64)
+            return replace(evidence, differ=pairs, common=pairs)
+        witnesses = self.witnesses.of(self._voters(sampled))
+        at = rows_of(sampled.workers, witnesses)
+        counts = [pair_counts(votes, at) for votes in (sampled, contested(sampled))]
+        differ, common = zip(*counts, strict=True)
+        return replace(evidence, differ=torch.stack(differ), common=torch.stack(common), witnesses=witnesses)
 
 
 RULES: dict[str, type[Rule]] = {

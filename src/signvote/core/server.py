@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from operator import index
-from typing import NamedTuple
+from functools import partial
+from threading import Lock
 
-import torch
 from torch import Tensor
 
-from signvote.core.ballot import Ballot, Kind, parse
+from signvote.core.ballot import Ballot, Kind, Message, parse, understood
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
+from signvote.core.chunks import evidence_of, vote
 from signvote.core.layout import Layout
-from signvote.core.report import Admitted, Refusal, RoundReport
+from signvote.core.likeness import signs_of_ballots, signs_of_votes
+from signvote.core.recent import Recent
+from signvote.core.report import Arriving, Refusal, Refusals, RoundReport
+from signvote.core.rounds import Memory, Round, Store, Stream
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
+from signvote.core.tally import Tally
 from signvote.core.trust import NOTHING, Evidence, State
-from signvote.core.vote import Voters, Votes, claims_of, empty_decision, everywhere
+from signvote.core.vote import Voters, Votes, empty_decision, everywhere, if_quorum, voters_of
 from signvote.core.watch import Watch
-from signvote.errors import BallotError, ConfigError, StateError
+from signvote.errors import ConfigError, StateError
 from signvote.formats import check_state, upgraded
-from signvote.kernels import WORD, Coin, Planes
+from signvote.kernels import Planes
 
-Ballots = Mapping[int, bytes] | Iterable[tuple[int, bytes]]
+Ballots = Mapping[int, Message] | Iterable[tuple[int, Message]]
 
 VERSION = 2
-STACK_BYTES = 2**22  # ballots are stacked and decided in chunks of about this size
-
-
-class Arriving(NamedTuple):
-    """A round whose evidence is still to be learned from."""
-
-    report: RoundReport
-    arrive: Callable[[], Evidence]
-    batch_sizes: Mapping[int, int]  # worker -> declared
 
 
 class Server:
     """Decides rounds by a rule and learns which workers to trust.
 
+    `decide` decides a round at once. `open` does it ballot by ballot, as they arrive, and with the same result.
     One bad ballot costs its worker one vote: it is refused, reported and counted, and the round continues.
     After each round `report` shows what happened; `refusals` counts (worker, reason) since the start, and
     `watch.notices` has the notices since the start.
@@ -54,6 +49,7 @@ class Server:
         remember: about how many workers trust is kept; those not seen for longest are forgotten first, but
             never a voter of the last round. None: as many as the rule can afford.
         kinds: the forms of ballots that are accepted; None: all that the rule understands.
+        store: where the ballots of a round are kept, `Spool(...)`; None: in memory.
         options: keyword arguments of the named rule.
 
     >>> layout = Layout([("w", (3,))])
@@ -74,6 +70,7 @@ class Server:
         min_voters: int = 1,
         remember: int | None = None,
         kinds: Collection[Kind] | None = None,
+        store: Store | None = None,
         **options: object,
     ) -> None:
         check_zeros(zeros)
@@ -88,133 +85,183 @@ class Server:
         self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
         self.min_voters = min_voters
-        if self.rule.corrects and zeros != "coin":
+        if self.rule.has_claims and zeros != "coin":
             raise ConfigError(f"zeros is {zeros!r}; the rule {self.rule.name!r} needs 'coin'")
-        self.kinds = (
-            [Kind.CORRECT] if self.rule.corrects else [kind for kind in Kind if kind is not Kind.CORRECT]
-        )
+        self.kinds = list(understood(corrects=self.rule.corrects, scales=self.rule.scales))
         if kinds is not None:
             self.kinds = [kind for kind in self.kinds if kind in kinds]
         self.remember = remember or self.rule.remembers
-        self._seen: dict[int, None] = {}  # workers with trust, those seen last at the end
+        self._recent = Recent(self.remember)  # the workers with trust
         self.last_round: int | None = None
         self._report = RoundReport(round=0)
         self.watch = Watch(self.remember)
+        self.refusals = Refusals()
+        self._store = store or Memory()
+        self._round: Round | None = None  # the last one opened
+        self._expected = Voters(workers=())  # the voters of the last round
         self._arriving: Arriving | None = None
-        self.refusals: Counter[tuple[int, str]] = Counter()
+        self._lock = Lock()
+        self._ones: Tensor | None = None  # see `_everywhere`
 
-    def admit(self, round: int, ballots: Ballots) -> Admitted:
-        """Parse the ballots of a round without deciding it; nothing changes.
+    def open(self, round: int, *, stream: bool = True) -> Round:
+        """Begin a round: give its `add` the ballots as they arrive, from any thread, and `close` it to decide.
+
+        A round that was opened before and is not closed is dropped: nothing of it is counted.
 
         Args:
-            round: of the ballots.
-            ballots: messages by worker id as the transport knows it, or pairs of both in order of arrival:
-                of two ballots by one worker the first counts.
+            round: must be larger than that of the last decision.
+            stream: add ballots to a tally as they arrive, so that little is left to do when the round is closed.
+                False: decide them together, which takes less work.
 
         """
-        admitted: dict[int, Ballot] = {}
-        refused: list[Refusal] = []
-        pairs = ballots.items() if isinstance(ballots, Mapping) else ballots
-        for sender, message in pairs:
-            worker = index(sender)  # a plain int, whatever integer type the transport uses
-            try:
-                if worker in admitted:
-                    raise BallotError("duplicate", f"worker {worker} has already voted in round {round}")
-                admitted[worker] = parse(
-                    message,
-                    layout=self.layout,
-                    run=self.run,
-                    round=round,
-                    worker=worker,
-                    kinds=self.kinds,
-                )
-            except BallotError as error:
-                refusal = Refusal(worker=worker, reason=error.reason, message=str(error))
-                refused.append(refusal)
-        by_worker = tuple(admitted[worker] for worker in sorted(admitted))
-        return Admitted(round=round, ballots=by_worker, refused=tuple(refused))
+        self.begin(round)
+        self._round = Round(
+            round,
+            read=partial(self._read, round),
+            decide=self._decide,
+            count_late=self._count_late,
+            store=self._store,
+            stream=self._stream(round) if stream else None,
+        )
+        return self._round
 
-    def decide(self, round: int, ballots: Ballots | Admitted) -> bytes:
+    def _stream(self, round: int) -> Stream | None:
+        """A tally for a round, if the rule has weights that can be added up."""
+        if not self.rule.splits or self.rule.is_local:
+            return None
+        return Stream(self.rule, self._tally(round), self._expected)
+
+    def _tally(self, round: int) -> Tally:
+        return Tally(self.layout, run=self.run, round=round, groups=len(self.rule.groups))
+
+    def _read(self, round: int, message: Message, worker: int) -> Ballot:
+        return parse(message, layout=self.layout, run=self.run, round=round, worker=worker, kinds=self.kinds)
+
+    def _count_late(self, refusal: Refusal) -> None:
+        with self._lock:
+            self.refusals.count([refusal])
+
+    def decide(self, round: int, ballots: Ballots) -> bytes:
         """Decide one round; the result is the message that every worker applies.
 
         Args:
             round: must grow from call to call.
-            ballots: as for `admit`, or its result.
+            ballots: messages by worker id as the transport knows it, or pairs of both in order of arrival:
+                of two ballots by one worker the first counts. A memoryview of a mapped file is read in place.
 
         """
-        self._open(round)
-        admitted = ballots if isinstance(ballots, Admitted) else self.admit(round, ballots)
-        if admitted.round != round:
-            raise ConfigError(f"ballots of round {admitted.round} cannot decide round {round}")
-        voters = admitted.voters
-        coin = coin_for(self.zeros, self.run, round)
-        if len(voters) >= self.min_voters:
-            decision, evidence = self._vote(voters, coin)
-        else:
-            decision, evidence = empty_decision(self.layout.size, None), NOTHING
-        self.refusals.update((refusal.worker, refusal.reason) for refusal in admitted.refused)
-        report = RoundReport(round=round, abstained=admitted.abstained, refused=admitted.refused)
-        self._close(report, lambda: evidence, {ballot.worker: ballot.batch_size for ballot in voters})
+        opened = self.open(round, stream=False)
+        for worker, message in ballots.items() if isinstance(ballots, Mapping) else ballots:
+            opened.add(worker, message)
+        decision = opened.close()
         self.settle()
-        return self._message(decision, voters)
+        return decision
 
-    def _message(self, decision: Planes, voters: list[Ballot]) -> bytes:
+    def _decide(self, round: Round) -> bytes:
+        """Close a round: see `Round.close`."""
+        if round is not self._round:
+            raise ConfigError(f"round {round.number} was closed, or dropped when another one was opened")
+        self._round = None
+        ballots = round.voters
+        voters = voters_of(ballots)
+        if round.stream is not None:
+            decision, arrive = self._tallied(round.stream, round.number, ballots, voters)
+        else:
+            decision, arrive = self._voted(round.number, ballots)
+        report = RoundReport(round=round.number, abstained=round.abstained, refused=tuple(round.refused))
+        sizes = dict(zip(voters.workers, voters.batch_sizes, strict=True))
+        signs = partial(signs_of_ballots, ballots, self.layout.size) if self._shows_signs else None
+        self._close(Arriving(report, arrive, sizes, signs))
+        self._expected = Voters(workers=voters.workers, batch_sizes=voters.batch_sizes)
+        if self.rule.scales:
+            self.settle()  # the scales of the decision follow from the evidence
+        return self.message(round.number, decision, voters, any(each.kind is Kind.SPARSE for each in ballots))
+
+    def _voted(self, round: int, ballots: list[Ballot]) -> tuple[Planes, Callable[[], Evidence]]:
+        """The decision and the evidence, from all ballots at once."""
+        if len(ballots) < self.min_voters:
+            return empty_decision(self.layout.size, None), lambda: NOTHING
+        coin = coin_for(self.zeros, self.run, round)
+        decision = empty_decision(self.layout.size, coin)
+        evidence = vote(self.rule, decision, ballots, coin)
+        return decision, lambda: evidence
+
+    def _tallied(
+        self, stream: Stream, round: int, ballots: list[Ballot], voters: Voters
+    ) -> tuple[Planes, Callable[[], Evidence]]:
+        """The decision from their tally; the evidence is computed when it is asked for."""
+        decision, judged = self.conclude(
+            round, voters, lambda: stream.total(ballots, self.rule.weigh(voters))
+        )
+        if judged is None:
+            return decision, lambda: NOTHING
+        return decision, partial(evidence_of, self.rule, judged, ballots)
+
+    def conclude(
+        self, round: int, voters: Voters, total: Callable[[], Tally]
+    ) -> tuple[Planes, Planes | None]:
+        """Decide a round from the tally of all ballots.
+
+        Returns:
+            The decision, and what votes are compared with; None: too few voted, and nothing is decided.
+
+        """
+        if len(voters.workers) < self.min_voters:
+            return empty_decision(self.layout.size, None), None
+        coin = coin_for(self.zeros, self.run, round)
+        decision = empty_decision(self.layout.size, coin)
+        return decision, self.rule.conclude(decision, total(), voters, coin)
+
+    def message(self, round: int, decision: Planes, voters: Voters, has_sparse_votes: bool) -> bytes:
         """The decision as a ballot of the server."""
-        assert self.last_round is not None
-        exponents = self._exponents(voters)
+        is_decided = len(voters.workers) >= self.min_voters
+        by_tensor = self.rule.scale(voters) if is_decided else None
         signed = Ballot.cast(
             self.layout,
             decision,
             worker=SERVER,
-            round=self.last_round,
+            round=round,
             run=self.run,
-            claims=None if exponents is None else exponents.numpy(),
-            counted=() if exponents is None else tuple(ballot.worker for ballot in voters),
+            claims=None if by_tensor is None else by_tensor.numpy(),
+            counted=() if by_tensor is None else voters.workers,
+            scales=self.rule.scales,
         )
         message = signed.to_bytes()
-        has_sparse_votes = any(ballot.kind is Kind.SPARSE for ballot in voters)
         is_empty = signed.count == 0
         if signed.support is None or not (has_sparse_votes or is_empty):
             return message
         return min(message, signed.thinned().to_bytes(), key=len)  # few votes, few decisions
 
-    def _exponents(self, voters: list[Ballot]) -> Tensor | None:
-        """The scales by which workers follow what is believed of them; None unless corrections were decided."""
-        if len(voters) < self.min_voters:
-            return None
-        return self.rule.scale(
-            Voters(
-                workers=tuple(ballot.worker for ballot in voters),
-                batch_sizes=tuple(ballot.batch_size for ballot in voters),
-                claims=claims_of(voters),
-            )
-        )
-
-    def decide_planes(self, round: int, votes: Votes) -> Planes:
+    def decide_planes(self, round: int, votes: Votes, abstained: Mapping[int, str] | None = None) -> Planes:
         """Decide one round from votes that are stacked on a device, sorted by worker, without waiting for it.
 
         The rule learns from the round after its evidence has arrived: in `settle`, at the latest before the next round.
+
+        Args:
+            round: must grow from call to call.
+            votes: of all workers. Who of them abstains may be known on the device only: `votes.present`.
+            abstained: for the report: why a worker abstains, unless it turns out to vote.
+
         """
-        self._open(round)
+        self.begin(round)
         coin = coin_for(self.zeros, self.run, round)
         decision = empty_decision(votes.n, coin, votes.device)
-        quorate = self._if_quorum(votes)
+        quorate = if_quorum(votes, self.min_voters)
         evidence = self.rule.vote(decision, quorate, coin)
         sizes = dict(zip(votes.workers, votes.batch_sizes, strict=True))
-        self._close(RoundReport(round=round), evidence.sent(), sizes)
+        report = RoundReport(round=round, abstained=dict(abstained or {}))
+        signs = signs_of_votes(quorate) if self._shows_signs else None
+        self._close(Arriving(report, evidence.sent(), sizes, signs))
         if quorate.present is None:
             return decision
-        support = everywhere(votes.n, votes.device) if decision.support is None else decision.support
+        support = self._everywhere(votes) if decision.support is None else decision.support
         return Planes(decision.signs, support * quorate.present.any())
 
-    def _if_quorum(self, votes: Votes) -> Votes:
-        """The votes, all of them absent if they are too few. Who votes may be known on the device only."""
-        if votes.present is None and len(votes.workers) >= self.min_voters:
-            return votes
-        everybody = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
-        present = everybody if votes.present is None else votes.present
-        is_quorum = present.sum() >= self.min_voters
-        return replace(votes, present=present & is_quorum)
+    def _everywhere(self, votes: Votes) -> Tensor:
+        """A plane of ones where these votes are; it is the same in every round."""
+        if self._ones is None or self._ones.device != votes.device:
+            self._ones = everywhere(votes.n, votes.device)
+        return self._ones
 
     def learn(
         self,
@@ -232,53 +279,48 @@ class Server:
             batch_sizes: that the voters declared.
 
         """
-        self._open(round)
+        self.begin(round)
         report = RoundReport(round=round, abstained=dict(abstained or {}))
-        self._close(report, lambda: evidence, batch_sizes or {})
+        self.finish(report, evidence, batch_sizes or {})
+
+    def finish(self, report: RoundReport, evidence: Evidence | None, batch_sizes: Mapping[int, int]) -> None:
+        """Close a round with its evidence; None: there is none to learn from."""
+        self._close(Arriving(report, lambda: evidence or NOTHING, batch_sizes))
         self.settle()
 
     def settle(self) -> None:
         """Learn from the evidence of the last round, if that is not done yet."""
         if self._arriving is None:
             return
-        report, arrive, sizes = self._arriving
-        evidence = arrive()
+        arriving, report = self._arriving, self._arriving.report
+        evidence = arriving.arrive()
         self._arriving = None
-        notices = self._notices(report.round, evidence, sizes)  # before the rule forgets this round's weights
+        notices = self._notices(arriving, evidence)  # before the rule forgets this round's weights
+        self._store.clear()
         self.rule.learn(evidence)
-        self._remember(evidence.workers)
-        mismatches = evidence.mismatches.sum(1)
-        cast = evidence.cast.sum(1).clamp_min(1)
-        shares = (mismatches / cast).tolist()
+        gone = self._recent.see(evidence.workers) if self.rule.trust is not None else []
+        if gone:
+            self.forget(*gone)
+        shares = (evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)).tolist()
         overruled = dict(zip(evidence.workers, shares, strict=True))
         self._report = replace(
             report,
             voters=evidence.workers,
+            abstained={w: why for w, why in report.abstained.items() if w not in evidence.workers},
             disagreement=overruled,
             is_decided=len(evidence.workers) >= self.min_voters,
             notices=tuple(notices),
         )
 
-    def _notices(self, round: int, evidence: Evidence, sizes: Mapping[int, int]) -> list[str]:
+    def _notices(self, arriving: Arriving, evidence: Evidence) -> list[str]:
         """What there is to notice about the workers of a round."""
-        workers = evidence.workers
+        round, workers = arriving.report.round, evidence.workers
         if len(workers) < self.min_voters:
             return self.watch.observe_undecided(round, self.min_voters)
-        declared = tuple(sizes.get(worker, 0) for worker in workers)
+        declared = tuple(arriving.batch_sizes.get(worker, 0) for worker in workers)
         voters = Voters(workers=workers, batch_sizes=declared)
-        return self.watch.observe(round, voters, evidence, self.rule.shares(workers))
-
-    def _remember(self, voters: tuple[int, ...]) -> None:
-        """Keep trust in these voters, and forget those who were not seen for longest."""
-        if self.rule.trust is None:
-            return
-        for worker in voters:
-            self._seen.pop(worker, None)
-            self._seen[worker] = None
-        limit = max(self.remember, len(voters))
-        too_many = len(self._seen) - limit
-        if too_many > 0:
-            self.forget(*list(self._seen)[:too_many])
+        signs = None if arriving.signs is None else arriving.signs()
+        return self.watch.observe(round, voters, evidence, self.rule.shares(workers), signs)
 
     @property
     def report(self) -> RoundReport:
@@ -286,43 +328,33 @@ class Server:
         self.settle()
         return self._report
 
-    def _open(self, round: int) -> None:
+    def begin(self, round: int) -> None:
+        """Check the number of a round, and end the one before."""
         check_number("round", round)
         if self.last_round is not None and round <= self.last_round:
             raise ConfigError(f"round {round} cannot be decided after round {self.last_round}")
         self.settle()
+        if self._round is not None:
+            self._round.stop()
+            self._round = None
+            self._store.clear()
 
-    def _close(
-        self, report: RoundReport, arrive: Callable[[], Evidence], batch_sizes: Mapping[int, int]
-    ) -> None:
-        self.last_round = report.round
-        self._arriving = Arriving(report, arrive, batch_sizes)
+    @property
+    def _shows_signs(self) -> bool:
+        return self.watch.wants_signs and not self.rule.has_claims
 
-    def _vote(self, voters: list[Ballot], coin: Coin | None) -> tuple[Planes, Evidence]:
-        """Decide chunk by chunk, which needs little memory besides the ballots themselves."""
-        n = self.layout.size
-        decision = empty_decision(n, coin)
-        words_at_once = STACK_BYTES // (8 * max(1, len(voters)))
-        size = max(1, words_at_once) * WORD
-
-        def chunks() -> Iterator[tuple[Planes, Votes]]:
-            for first in range(0, n, size):
-                votes = Votes.stack(voters, first, min(size, n - first))
-                start = first // WORD
-                stop = start + votes.planes.signs.shape[1]
-                words = slice(start, stop)
-                yield decision.map(lambda plane: plane[words]), votes  # noqa: B023
-
-        evidence = vote_in_chunks(self.rule, chunks(), coin)
-        return decision, evidence
+    def _close(self, arriving: Arriving) -> None:
+        self.last_round = arriving.report.round
+        with self._lock:
+            self.refusals.count(arriving.report.refused)
+        self._arriving = arriving
 
     def forget(self, *workers: int) -> None:
         """Drop all trust in workers that left for good."""
         self.settle()
         self.rule.forget(*workers)
         self.watch.forget(*workers)
-        for worker in workers:
-            self._seen.pop(worker, None)
+        self._recent.forget(*workers)
 
     def state_dict(self) -> State:
         """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
@@ -334,7 +366,7 @@ class Server:
             "zeros": self.zeros,
             "last_round": self.last_round,
             "refusals": [[worker, reason, n] for (worker, reason), n in self.refusals.items()],
-            "seen": list(self._seen),
+            "seen": list(self._recent.workers),
             "watch": self.watch.state_dict(),
             "rule": self.rule.state_dict(),
         }
@@ -347,7 +379,7 @@ class Server:
         check_state(state, kind="server", run=self.run, zeros=self.zeros)
         states = [upgraded(each, "a server's state", VERSION) for each in (state, *parts)]
         try:
-            refusals = Counter({(worker, reason): n for worker, reason, n in state["refusals"]})
+            refusals = Refusals({(worker, reason): n for worker, reason, n in state["refusals"]})
             last_round = state["last_round"]
             watch = Watch(self.remember)
             if "watch" in state:  # earlier versions kept none
@@ -362,22 +394,4 @@ class Server:
         self.refusals = refusals
         self.watch = watch
         known = [] if self.rule.trust is None else self.rule.trust.workers
-        self._seen = dict.fromkeys(state.get("seen", known))
-
-
-def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coin | None) -> Evidence:
-    """Decide chunk by chunk, and add the evidence up.
-
-    Args:
-        rule: decides.
-        chunks: for each chunk, the planes for its decision, and its votes; at least one chunk.
-        coin: of the server and round.
-
-    """
-    total: Evidence | None = None
-    for out, votes in chunks:
-        first_coin = None if coin is None else coin.after(votes.first)
-        seen = rule.vote(out, votes, first_coin)
-        total = seen if total is None else total + seen
-    assert total is not None  # a layout has at least one coordinate
-    return total
+        self._recent = Recent(self.remember, state.get("seen", known))

@@ -4,7 +4,7 @@
     Trust         what a rule keeps between rounds
     CountTrust    p = mismatches / votes cast, per worker and group of coordinates
 
-Counts per coordinate are in `it_signsgd.py`, counts of pairs of workers in `pairs.py`. All are keyed by
+Counts per coordinate are in `counters.py`, counts of pairs of workers in `pairs.py`. All are keyed by
 worker id. A new worker starts with a prior. A worker that returns continues with its own counts.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 import torch
@@ -34,9 +36,11 @@ class Evidence:
     workers: tuple[int, ...]
     mismatches: Tensor  # (workers, groups) int64: votes that differ from the decision
     cast: Tensor  # (workers, groups) int64: votes cast where there is a decision, and no tie
-    differ: Tensor | None = None  # (..., workers, workers) int64: coordinates on which two workers differ
-    common: Tensor | None = None  # (..., workers, workers) int64: coordinates on which both voted
+    differ: Tensor | None = None  # (..., workers, witnesses) int64: coordinates on which two workers differ
+    common: Tensor | None = None  # (..., workers, witnesses) int64: coordinates on which both voted
+    magnitudes: Tensor | None = None  # (tensors,) int64: of scaled votes, the sums of |q|; see scaled.py
     present: Tensor | None = None  # (workers,) bool, False: did not vote; None: all voted
+    witnesses: tuple[int, ...] | None = None  # with whom workers are compared; None: all with one another
 
     def __add__(self, other: Evidence) -> Evidence:
         return Evidence(
@@ -45,7 +49,9 @@ class Evidence:
             cast=self.cast + other.cast,
             differ=_sum(self.differ, other.differ),
             common=_sum(self.common, other.common),
+            magnitudes=_sum(self.magnitudes, other.magnitudes),
             present=self.present,
+            witnesses=self.witnesses,
         )
 
     def sent(self) -> Callable[[], Evidence]:
@@ -60,7 +66,7 @@ class Evidence:
         def arrived() -> Evidence:
             counts = dict(zip(tensors, copied(), strict=True))
             present = counts.pop("present", None)
-            evidence = Evidence(workers=self.workers, **counts)
+            evidence = Evidence(workers=self.workers, witnesses=self.witnesses, **counts)
             if present is None or bool(present.all()):
                 return evidence
             rows = present.nonzero()[:, 0]
@@ -74,9 +80,18 @@ class Evidence:
             workers=tuple(self.workers[row] for row in rows.tolist()),
             mismatches=self.mismatches[rows],
             cast=self.cast[rows],
-            differ=_pairs_among(self.differ, rows),
-            common=_pairs_among(self.common, rows),
+            differ=self._pairs_of(self.differ, rows),
+            common=self._pairs_of(self.common, rows),
+            witnesses=self.witnesses,
+            magnitudes=self.magnitudes,
         )
+
+    def _pairs_of(self, counts: Tensor | None, rows: Tensor) -> Tensor | None:
+        """The counts of pairs of the workers in these rows, of whom are the witnesses."""
+        if counts is None:
+            return None
+        theirs = counts[..., rows, :]
+        return theirs[..., rows] if self.witnesses is None else theirs
 
 
 NOTHING = Evidence(
@@ -86,6 +101,11 @@ NOTHING = Evidence(
 )  # of a round that decided nothing
 
 
+def total(parts: Iterable[Evidence]) -> Evidence:
+    """The sum of at least one."""
+    return reduce(add, parts)
+
+
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """The sum of two counts, where None counts nothing."""
     if a is None:
@@ -93,13 +113,6 @@ def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if b is None:
         return a
     return a + b
-
-
-def _pairs_among(counts: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The counts of pairs in which both workers are in these rows."""
-    if counts is None:
-        return None
-    return counts[..., rows, :][..., rows]
 
 
 class Trust(Protocol):

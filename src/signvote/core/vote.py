@@ -13,7 +13,8 @@ The kernels compute the tally and its sign: see `signvote.kernels.reference.vote
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from signvote.core.ballot import Ballot
 from signvote.core.bits import Bytes, bytes_for, plane_to_bytes
 from signvote.errors import ConfigError
 from signvote.kernels import WORD, Coin, Planes, words_for
+
+Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 ONE = 1024  # a weight of 1 in fixed point
 MAX_LLR = 10.0
@@ -156,6 +159,91 @@ class Votes(Voters):
         )
 
 
+def in_a_row(parts: Sequence[Votes | None]) -> Votes | None:
+    """Votes of the same workers on successive coordinates, each but the last ends with a word; None: there are none."""
+    samples = [part for part in parts if part is not None]
+    if not samples:
+        return None
+    samples = [each for each in samples if each.n] or samples[:1]
+    signs = torch.cat([each.planes.signs for each in samples], 1)
+    n = sum(each.n for each in samples)
+    support = None
+    if any(each.planes.support is not None for each in samples):
+        support = torch.cat([_support_of(each) for each in samples], 1)
+    planes = Planes(signs, support)
+    return replace(samples[0], planes=planes, n=n)
+
+
+def _support_of(votes: Votes) -> Tensor:
+    """Where each worker voted, as planes: everywhere, if they say nothing else."""
+    if votes.planes.support is not None:
+        return votes.planes.support
+    return everywhere(votes.n, votes.device).expand_as(votes.planes.signs)
+
+
+def voters_of(ballots: Sequence[Ballot]) -> Voters:
+    """The workers that sent these ballots."""
+    return Voters(
+        workers=tuple(ballot.worker for ballot in ballots),
+        batch_sizes=tuple(ballot.batch_size for ballot in ballots),
+        claims=claims_of(ballots),
+    )
+
+
+def disagreements(decision: Planes, votes: Votes, spans: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """The votes that differ from a decision, and the votes cast where it has support, (workers, spans) each.
+
+    Args:
+        decision: of the coordinates of the votes.
+        votes: on the CPU, of workers that all vote.
+        spans: ranges of coordinates, of the whole layout.
+
+    """
+    counts = np.zeros((2, len(votes.workers), len(spans)), np.int64)
+    assert decision.support is not None
+    signs = _words(votes.planes.signs)
+    support = None if votes.planes.support is None else _words(votes.planes.support)
+    decided, known = _words(decision.signs), _words(decision.support)
+    for g, (start, stop) in enumerate(spans):
+        begin = max(0, start - votes.first)
+        end = min(votes.n, stop - votes.first)
+        if begin >= end:
+            continue
+        words = slice(begin // WORD, words_for(end))
+        live = known[words] & _inside(words, begin, end)
+        cast = np.broadcast_to(live, signs[:, words].shape) if support is None else support[:, words] & live
+        wrong = (signs[:, words] ^ decided[words]) & cast
+        counts[0, :, g] = np.bitwise_count(wrong).sum(1, dtype=np.int64)
+        counts[1, :, g] = np.bitwise_count(cast).sum(1, dtype=np.int64)
+    mismatches, cast_votes = torch.from_numpy(counts)
+    return mismatches, cast_votes
+
+
+def _words(plane: Tensor) -> Words:
+    return plane.numpy().view(np.uint64)
+
+
+def _inside(words: slice, begin: int, end: int) -> Words:
+    """The bits of some words that belong to coordinates begin to end."""
+    whole = np.uint64(2**64 - 1)
+    inside = np.full(words.stop - words.start, whole)
+    inside[0] &= whole << np.uint64(begin - WORD * words.start)
+    inside[-1] &= whole >> np.uint64(WORD * words.stop - end)
+    return inside
+
+
+def if_quorum(votes: Votes, least: int) -> Votes:
+    """The votes, all of them absent if they are too few. Who votes may be known on the device only."""
+    if votes.present is None and len(votes.workers) >= least:
+        return votes
+    if votes.present is not None and least == 1:  # one voter is a quorum, and none is none
+        return votes
+    everybody = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
+    present = everybody if votes.present is None else votes.present
+    is_quorum = present.sum() >= least
+    return replace(votes, present=present & is_quorum)
+
+
 def claims_of(ballots: Sequence[Ballot]) -> Tensor | None:
     """The claims of ballots that are corrections, stacked; None if they are none."""
     rows = [ballot.claims for ballot in ballots if ballot.claims is not None]
@@ -176,7 +264,10 @@ def _stacked_support(ballots: Sequence[Ballot], at: slice, n: int) -> Tensor | N
 
 
 def _empty_planes(rows: int, n: int) -> Tensor:
-    return torch.zeros(rows, words_for(n), dtype=torch.int64)
+    """Planes to write the bytes of n coordinates to; the bits that follow in the last word are zero."""
+    planes = torch.empty(rows, words_for(n), dtype=torch.int64)
+    planes[:, -1:] = 0
+    return planes
 
 
 def _write_bytes_(plane: Tensor, packed: Bytes, n: int) -> None:

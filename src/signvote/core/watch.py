@@ -4,6 +4,7 @@
     dominance    one worker had more weight than all others together, for 50 rounds in a row
     overruled    a worker was never overruled, or in half of its votes, over 50 rounds in which it voted
     undecided    too few workers voted, so no parameter moved
+    unlike       the workers differed in the same way for 100 rounds (see likeness.py)
 
 Core writes no log: `RoundReport.notices` has the notices of a round, and the engines log them.
 """
@@ -11,15 +12,21 @@ Core writes no log: `RoundReport.notices` has the notices of a round, and the en
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from torch import Tensor
 
+from signvote.core.likeness import EVERY, LOOKS, Likeness, Signs
 from signvote.core.trust import FEW, Evidence, State, numbered_once
 from signvote.core.vote import Voters
 from signvote.errors import StateError
 
 LONG = 50  # rounds
 MOST = 100  # notices of a run
+UNLIKE = (
+    f"workers differed in the same way for {EVERY * LOOKS} rounds, so each may have its own kind of data;"
+    " if nobody attacks, try the rule 'mean'"
+)
 NAMED = 5  # workers that one notice names
 
 Counts = tuple[int, int, int]  # rounds, votes overruled, votes cast
@@ -45,8 +52,21 @@ class Watch:
         self._strongest = 0  # the last worker with more weight than all others
         self._streak = 0  # its rounds in a row
         self._counts: dict[int, Counts] = {}  # since the last look; workers seen last at the end
+        self._likeness = Likeness()
 
-    def observe(self, round: int, voters: Voters, evidence: Evidence, shares: Tensor | None) -> list[str]:
+    @property
+    def wants_signs(self) -> bool:
+        """Whether some of the votes of the next round are to be shown to `observe`."""
+        return self._likeness.wants_signs
+
+    def observe(
+        self,
+        round: int,
+        voters: Voters,
+        evidence: Evidence,
+        shares: Tensor | None,
+        signs: Signs | None = None,
+    ) -> list[str]:
         """Look at a decided round; the new notices.
 
         Args:
@@ -54,6 +74,7 @@ class Watch:
             voters: those who voted.
             evidence: about the same workers, in the same order.
             shares: of each voter in all weight; None if the rule has no weight per worker.
+            signs: some of the votes, if they are wanted.
 
         """
         known = len(self.notices)
@@ -62,6 +83,8 @@ class Watch:
             self._look_at_weights(round, voters.workers, shares.tolist())
         if len(voters.workers) >= FEW:
             self._look_at_votes(round, evidence)
+        if self._likeness.observe(signs):
+            self._tell(round, "unlike", 0, UNLIKE)
         return self.notices[known:]
 
     def observe_undecided(self, round: int, min_voters: int) -> list[str]:
@@ -98,8 +121,9 @@ class Watch:
         for worker, wrong, of in zip(evidence.workers, overruled, cast, strict=True):
             if of:
                 self._count(round, worker, wrong, of)
-        while len(self._counts) > max(self.remember, len(evidence.workers)):
-            del self._counts[next(iter(self._counts))]
+        too_many = len(self._counts) - max(self.remember, len(evidence.workers))
+        for worker in list(islice(self._counts, max(0, too_many))):
+            del self._counts[worker]
 
     def _count(self, round: int, worker: int, overruled: int, cast: int) -> None:
         """Add one round of a worker, and look at every 50 of them."""
@@ -131,6 +155,7 @@ class Watch:
         """Drop the counts of workers that left for good."""
         for worker in workers:
             self._counts.pop(worker, None)
+        self._likeness.forget(*workers)
 
     def state_dict(self) -> State:
         """Everything needed to resume, so that no notice is lost or given twice."""
@@ -142,6 +167,7 @@ class Watch:
             "streak": self._streak,
             "workers": list(self._counts),
             "counts": [list(counts) for counts in self._counts.values()],
+            "likeness": self._likeness.state_dict(),
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -151,6 +177,9 @@ class Watch:
             worker: (rounds, overruled, cast)
             for worker, (rounds, overruled, cast) in zip(workers, state["counts"], strict=True)
         }
+        likeness = Likeness()
+        if "likeness" in state:  # earlier versions kept none
+            likeness.load_state_dict(state["likeness"])
         told = {(what, worker) for what, worker in state["told"]}
         if not all(
             0 <= overruled <= cast and 0 <= rounds < LONG for rounds, overruled, cast in counts.values()
@@ -162,6 +191,7 @@ class Watch:
         self._strongest = state["strongest"]
         self._streak = state["streak"]
         self._counts = counts
+        self._likeness = likeness
 
 
 def _named(workers: Sequence[int]) -> str:

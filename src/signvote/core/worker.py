@@ -6,15 +6,18 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import reduce
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import REASONS, Ballot, parse
+from signvote.core.ballot import REASONS, Ballot, Kind, Message, limits_of, parse, scales_of
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoder, Encoding, Memory, check_batch_size
+from signvote.core.groups import USUAL, Factors, checked
 from signvote.core.layout import Layout, trainable
+from signvote.core.outer import Outer
 from signvote.core.trust import State
 from signvote.errors import BallotError, ConfigError, LayoutError, StateError
 from signvote.formats import check_state, upgraded
@@ -22,6 +25,7 @@ from signvote.kernels import Planes, backend
 
 VERSION = 1
 HALVES = (torch.float16, torch.bfloat16)
+RANGE = 2**22  # coordinates that are packed or stepped at a time
 
 
 class Sent(NamedTuple):
@@ -41,6 +45,9 @@ class Worker:
         model: a module, or named tensors with `.grad`; parameters that require no gradient are left alone.
         worker_id: this worker's number, below 2^64 - 1; the key of its trust.
         momentum: beta of an exponential average of the gradients whose signs are sent; 0 is the paper.
+        interpolation: the signs are those of alpha m + (1 - alpha) g instead, m being the average so far; Lion's 0.9,
+            with a momentum of 0.99.
+        clip: gradients are scaled down to this norm before momentum averages them; None: never.
         zeros: what a zero gradient sends; the server's setting.
         run: the run's number; the server's setting.
         batch_size: declared to the server, which weighs votes by it; 0: not declared. Set `worker.batch_size` before
@@ -48,8 +55,12 @@ class Worker:
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
         corrects: votes are corrections: with the rule "mean".
+        scales: ballots carry a scale for each tensor: with `ScaledVotes`. The `.grad` are then the change of the
+            parameters over local steps, before less after, and `apply` takes the outer step.
+        outer_momentum: of the outer step.
         decay: weight decay; every worker has the parameters, so it needs no vote.
-        encoding: momentum, zeros, top and feedback as one object, instead of these.
+        factors: what the step and the decay of a parameter are multiplied by, by name; see `signvote.factors`.
+        encoding: all settings of the encoder as one object, instead of these.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> model.weight.grad = torch.tensor([[1.0, -1.0]])
@@ -65,23 +76,41 @@ class Worker:
         worker_id: int,
         *,
         momentum: float = 0.0,
+        interpolation: float | None = None,
+        clip: float | None = None,
         zeros: Zeros = "coin",
         run: int = 0,
         batch_size: int = 0,
         top: float | None = None,
         feedback: bool = False,
         corrects: bool = False,
+        scales: bool = False,
+        outer_momentum: float = 0.6,
         decay: float = 0.0,
+        factors: Mapping[str, Factors] | None = None,
         encoding: Encoding | None = None,
     ) -> None:
         if not 0 <= decay < math.inf:
             raise ConfigError(f"decay is {decay}; it must be 0 or more")
+        if scales and decay:
+            raise ConfigError(f"decay is {decay}; with scales the optimizer of the local steps decays: use 0")
         self.parameters = trainable(model)
         self.layout = Layout.of(self.parameters)
         if encoding is None:
-            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback, corrects=corrects)
+            encoding = Encoding(
+                momentum=momentum,
+                interpolation=interpolation,
+                clip=clip,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
+                corrects=corrects,
+                scales=scales,
+            )
         self.encoder = Encoder(self.layout, worker_id, encoding, run=run, batch_size=batch_size)
         self.decay = decay
+        self.outer = Outer(momentum=outer_momentum)
+        self.factors = checked(factors, self.parameters)
         self._applied: int | None = None
         self._learning = [name for name, p in self.parameters.items() if p.requires_grad]
         self._sent: Sent | None = None
@@ -129,12 +158,25 @@ class Worker:
         if self._sent is not None and self._sent.round == round:
             return self._sent.message
         self._check_frozen()
-        gradients = {name: p.grad for name, p in self.parameters.items()}
-        flat = self.layout.flatten(gradients, self._buffer())
-        planes = self.encoder.encode(round, flat)
+        planes = self._planes(round)
         message = self.encoder.ballot(round, planes)
         self._sent = Sent(round, message)
         return message
+
+    def _planes(self, round: int) -> Planes | None:
+        """The signs of the gradients. On a CPU, without memory, range by range: no copy of them is ever whole."""
+        gradients = {name: p.grad for name, p in self.parameters.items()}
+        grads = [gradient for gradient in gradients.values() if gradient is not None]
+        in_place = all(gradient.is_contiguous() for gradient in grads)
+        if not self.encoder.is_local or self._device.type != "cpu" or not in_place:
+            return self.encoder.encode(round, self.layout.flatten(gradients, self._buffer(self.layout.size)))
+        size = self.layout.size
+        buffer = self._buffer(min(RANGE, size))
+        ranges = (
+            (first, self.layout.flatten(gradients, buffer[: size - first], first))
+            for first in range(0, size, RANGE)
+        )
+        return self.encoder.encode_ranges(round, ranges)
 
     def _check_frozen(self) -> None:
         """Raise if a trained parameter was frozen: its zeros would get coins, and it would walk at random."""
@@ -145,17 +187,19 @@ class Worker:
                 " and the server anew, otherwise set requires_grad again"
             )
 
-    def _buffer(self) -> Tensor:
-        """A buffer for a flat gradient: the parameters' device and widest type. It is reused."""
-        parameters = list(self.parameters.values())
-        dtypes = [p.dtype for p in parameters]
-        dtype = reduce(torch.promote_types, dtypes)
-        device = parameters[0].device
-        if self._flat is None or self._flat.dtype != dtype or self._flat.device != device:
-            self._flat = torch.empty(self.layout.size, dtype=dtype, device=device)
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.parameters.values())).device
+
+    def _buffer(self, size: int) -> Tensor:
+        """A buffer for a flat gradient, or a range of it: the parameters' device and widest type. It is reused."""
+        dtypes = [p.dtype for p in self.parameters.values()]
+        wanted = (size, reduce(torch.promote_types, dtypes), self._device)
+        if self._flat is None or (self._flat.numel(), self._flat.dtype, self._flat.device) != wanted:
+            self._flat = torch.empty(size, dtype=wanted[1], device=self._device)
         return self._flat
 
-    def apply(self, decision: bytes, step: float) -> None:
+    def apply(self, decision: Message, step: float) -> None:
         """Step x <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
@@ -169,19 +213,37 @@ class Worker:
             )
         self._check_frozen()
         self._warn_of_rounding(step)
-        apply_decision(self.parameters, signed, step, self.decay)
+        if signed.kind is Kind.SCALED:
+            self._move(signed, step)
+        else:
+            apply_decision(self.parameters, signed, step, self.decay, self.factors)
         self._correct(signed)
         self._applied = signed.round
 
+    @torch.no_grad()
+    def _move(self, decision: Ballot, step: float) -> None:
+        """Take the outer step of a scaled decision."""
+        x = self.layout.flatten(self.parameters, self._buffer(self.layout.size))
+        codes = scales_of(decision)
+        planes = decision.planes().map(lambda plane: plane.to(x.device))
+        self.outer.step = step
+        self.outer.step_(x, planes, codes, self.layout)
+        for segment in self.layout.segments:
+            moved = x[segment.start : segment.stop].view(segment.shape)
+            self.parameters[segment.name].copy_(moved)
+
     def _correct(self, decision: Ballot) -> None:
-        """Follow what the server believes of this worker, if votes are corrections."""
-        if decision.claims is None:
-            return
-        planes = None
-        is_last = self._sent is not None and self._sent.round == decision.round
-        if self._sent is not None and is_last and self.worker_id in decision.counted:
-            planes = parse(self._sent.message, layout=self.layout, run=self.encoder.run).planes()
-        self.encoder.correct(planes, torch.from_numpy(decision.claims.copy()))
+        """Follow what the server believes of this worker, or take back what it did not count."""
+        sent = None
+        if self._sent is not None and self._sent.round == decision.round and self.encoder.encoding.has_claims:
+            sent = parse(self._sent.message, layout=self.layout, run=self.encoder.run)
+        is_counted = self.worker_id in decision.counted
+        if self.encoder.encoding.scales and sent is not None and not sent.reason:
+            limits = limits_of(decision) if is_counted else None
+            self.encoder.hear(sent.planes(), limits)
+        if decision.kind is Kind.CORRECT and decision.claims is not None:
+            planes = sent.planes() if sent is not None and is_counted else None
+            self.encoder.correct(planes, torch.from_numpy(decision.claims.copy()))
 
     def _warn_of_rounding(self, step: float) -> None:
         """Warn once if a parameter of 16 bits is so large that the step is lost to rounding."""
@@ -189,9 +251,10 @@ class Worker:
             if self._has_warned or p.dtype not in HALVES or not p.numel():
                 continue
             largest = p.detach().abs().max()
-            if step > 0 and bool(largest - step == largest):
+            its = step * self.factors.get(name, USUAL).step
+            if its > 0 and bool(largest - its == largest):
                 warnings.warn(
-                    f"{name} is {p.dtype}, in which a step of {step:g} does not change a value of {largest:g}: keep"
+                    f"{name} is {p.dtype}, in which a step of {its:g} does not change a value of {largest:g}: keep"
                     " the parameters in float32, and compute in 16 bits with torch.autocast",
                     stacklevel=3,
                 )
@@ -208,6 +271,7 @@ class Worker:
             "average": _copy(self.encoder.memory.average),
             "residual": _copy(self.encoder.memory.residual),
             "belief": _copy(self.encoder.memory.belief),
+            "outer": _copy(self.outer.average),
             "ballot": None if self._sent is None else _to_tensor(self._sent.message),
         }
 
@@ -217,11 +281,14 @@ class Worker:
         average = self._memory_in(state, "average")
         residual = self._memory_in(state, "residual")
         belief = self._memory_in(state, "belief")
+        outer = self._memory_in(state, "outer")
         sent = self._ballot_in(state)
         self._applied = state["applied_round"]
         self.encoder.memory = Memory(average, residual, belief)
+        self.outer.average = outer
         self.encoder.abstained = "" if sent is None else REASONS[sent.reason]
         self._sent = None if sent is None else Sent(sent.round, sent.to_bytes())
+        self.encoder.load_claims(None if sent is None else sent.claims)
 
     def _memory_in(self, state: State, name: str) -> Tensor | None:
         """A copy of one tensor of memory; the encoder brings it to the gradients' device and type."""
@@ -258,18 +325,36 @@ class Worker:
 
 @torch.no_grad()
 def apply_decision(
-    parameters: Mapping[str, Tensor], decision: Ballot, step: float, decay: float = 0.0
+    parameters: Mapping[str, Tensor],
+    decision: Ballot,
+    step: float,
+    decay: float = 0.0,
+    factors: Mapping[str, Factors] = MappingProxyType({}),
 ) -> None:
-    """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5).
+    """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5), each parameter by its own factors.
 
     Tensors may have any stride; coordinates are counted in row-major order. A decision of no coordinate
     moves nothing, and takes no step of weight decay either.
     """
     if decision.count == 0:
         return
-    planes = decision.planes()
     for segment in decision.layout.segments:
-        step_(parameters[segment.name], planes, segment.start, step, decay)
+        parameter = parameters[segment.name]
+        flat = parameter.detach().contiguous().view(-1)
+        its = factors.get(segment.name, USUAL)
+        _step_ranges_(flat, decision, segment.start, step * its.step, decay * its.decay)
+        if not parameter.is_contiguous():
+            parameter.copy_(flat.view(parameter.shape))
+
+
+def _step_ranges_(flat: Tensor, decision: Ballot, start: int, step: float, decay: float) -> None:
+    """Step a vector whose decision starts at a coordinate: planes are copied for one range at a time."""
+    for begin in range(0, flat.numel(), RANGE):
+        some = flat[begin : begin + RANGE]
+        first = start + begin
+        skipped = first % 8  # planes start at a byte
+        planes = decision.planes(first - skipped, skipped + some.numel())
+        step_(some, planes, skipped, step, decay)
 
 
 def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:

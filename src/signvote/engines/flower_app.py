@@ -12,8 +12,9 @@ from signvote.errors import ConfigError
 TEMPLATE = Path(__file__).parent / "flower_mnist"
 
 
-def write_app(folder: Path) -> list[Path]:
+def write_app(folder: Path | str) -> list[Path]:
     """Write the app into a new or empty folder. Returns the files."""
+    folder = Path(folder)
     is_empty_folder = folder.is_dir() and not any(folder.iterdir())
     if folder.exists() and not is_empty_folder:
         raise ConfigError(f"{folder} is there already and not an empty folder; choose another name")

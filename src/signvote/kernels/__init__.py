@@ -117,35 +117,59 @@ class Backend(Protocol):
     def tally(self, votes: Planes, weights: Tensor, n: int) -> Tensor:
         """sum_m weights[m] Y[m] at n coordinates, (n,) int32: what `vote_` takes the sign of (paper, eq. 3)."""
 
-    def disagreements(self, votes: Planes, n: int) -> tuple[Tensor, Tensor]:
-        """(M, M): on how many of n coordinates two workers differ, and on how many both voted."""
+    def disagreements(self, votes: Planes, n: int, others: Planes | None = None) -> tuple[Tensor, Tensor]:
+        """On how many of n coordinates two workers differ, and on how many both voted.
+
+        Pairs are those among M workers, (M, M), or of each with K others, (M, K).
+        """
 
     def step_(self, x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
         """x[i] <- keep * x[i] - step * decision[begin + i] for a contiguous float vector (paper, eq. 5)."""
 
+    def step_all_(
+        self,
+        targets: Sequence[Tensor],
+        begins: Sequence[int],
+        decision: Planes,
+        step: float,
+        keep: float = 1.0,
+        decided: Tensor | None = None,
+    ) -> None:
+        """Step many tensors, each from its own coordinate of the decision, in few launches.
+
+        Where `decided`, a boolean on the device, is False, nothing is kept less: the decision has no signs then.
+        """
+
 
 def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a small tensor from the CPU to a device without waiting for earlier work there."""
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or tensor.is_cuda:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def download(*tensors: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     """Start an asynchronous copy to the CPU. Calling the result waits for the copy and for nothing else."""
-    if all(t.device.type == "cpu" for t in tensors):
+    far = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    if not far:
         return lambda: tensors
-    copies = tuple(torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors)
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.copy_(tensor, non_blocking=True)
+    copies = tuple(_begun(tensor) for tensor in tensors)
     arrival = torch.cuda.Event()
-    arrival.record(torch.cuda.current_stream(tensors[0].device))
+    arrival.record(torch.cuda.current_stream(far[0].device))
 
     def arrived() -> tuple[Tensor, ...]:
         arrival.synchronize()
         return copies
 
     return arrived
+
+
+def _begun(tensor: Tensor) -> Tensor:
+    """Where the copy of a tensor arrives; one on the CPU is there."""
+    if tensor.device.type == "cpu":
+        return tensor
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)
 
 
 def words_for(n: int) -> int:

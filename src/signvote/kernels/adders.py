@@ -1,165 +1,160 @@
-"""A vote as an adder network, 64 coordinates to a machine word.
+"""A vote as an adder network, 64 coordinates to a machine word, 1,024 to a register.
 
 Worker m's weight is written in signed digits, w = sum of +-2^k, at most every second one not zero;
-each digit sends the worker's bits (inverted for a minus) into column k. Whenever a column holds three
-planes, a full adder turns them into one there and a carry in the next:
+each digit sends the worker's bits (inverted for a minus) into column k. From the lowest column to the
+highest, full adders turn three planes into one there and a carry in the next:
 
-    sum = a ^ b ^ c        carry = majority(a, b, c)        64 coordinates an instruction, exact
+    sum = a ^ b ^ c        carry = majority(a, b, c)        exact
 
-At the end the columns are the binary digits of the tally, and comparing them with half of the
-largest possible tally gives the decision. Work per coordinate is about one adder per digit.
+One plane is left in each column, a binary digit of the tally. Comparing all digits with those of half of the
+largest tally gives the decision. Work per coordinate is about one adder per digit. The sum of a column
+stays in a register, so an adder costs two loads and a store.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+import torch
 
-from signvote.kernels.lanes import popcount
-from signvote.kernels.words import BLOCK, ONES, ZERO, Array, Word, Words, compiled, inlined, inside, toss_
+from signvote.kernels.lanes import REGISTER, load, ones_in, popcount, prefetch, repeated, store, total
+from signvote.kernels.words import ONES, ZERO, Array, Word, Words, compiled, inside, toss_
 
-COLUMNS = 56  # binary digits of the largest tally; column k has rows 2 k and 2 k + 1
-SPARE = 2 * COLUMNS  # two rows for carries on their way
-
-
-@inlined
-def _place(held: Array, k: int) -> int:
-    """The row for a plane that column k gains: its free slot, or a spare row if it holds two."""
-    if held[k] < 2:
-        return 2 * k + held[k]  # type: ignore[no-any-return]
-    return SPARE + (k & 1)
+FRAMES = 8  # parts of a block: REGISTER words of every plane
+BLOCK_BYTES = 2**17  # of all planes, where the workers allow it: the second cache holds a block
+NEXT = np.uint64(8 * REGISTER)  # bytes from one register in memory to the next
+LINE = np.uint64(64)  # bytes of a cache line
+ONE = np.uint64(1)
+TWO = np.uint64(2)
 
 
-@inlined
-def _full_add_(
-    a: Words,
-    b: Words,
-    b_flip: Word,
-    c: Words,
-    c_flip: Word,
-    carry: Words,
-) -> None:
-    """Set a, carry <- the two binary digits of a + b + c; b and c may be inverted."""
-    for j in range(BLOCK):
-        x = a[j]
-        y = b[j] ^ b_flip
-        z = c[j] ^ c_flip
-        carry[j] = (x & y) | ((x ^ y) & z)
-        a[j] = x ^ y ^ z
+class Network(NamedTuple):
+    """Which planes are added, sorted by column. Input i is the register at home[i] + frame * moves[i]."""
+
+    home: Words  # a plane's place in a frame, or the address of a carry
+    moves: Words  # 1: a plane; 0: a carry
+    flip: Words  # all ones: the input is inverted
+    ends: Words  # for each column, its last input + 1
+    half: Word  # of the largest tally
+    carries: Words  # those made in even columns, then those made in odd ones
 
 
-@compiled
-def _gain_(planes: Words, held: Array, k: int, row: int) -> None:
-    """Column k gains the plane in row `row`, which lies at _place(held, k)."""
-    while held[k] == 2:
-        carry = _place(held, k + 1)
-        first = planes[2 * k]
-        second = planes[2 * k + 1]
-        _full_add_(first, second, ZERO, planes[row], ZERO, planes[carry])
-        held[k] = 1
-        row = carry
-        k += 1
-    held[k] += 1
+def network(digit: Array, workers: int, *, has_support: bool) -> Network:
+    """The network for signed digits: see `cpu._signed_digits`. A frame has the votes' planes, then the support's.
+
+    The tally is the sum of 2^k (1 + Y) over the digits: a vote for adds a one to column k + 1, and a silent worker
+    one to column k. For a minus both are inverted, which makes the tally and its half 2^k larger.
+    """
+    k, m, flip = digit.T
+    half = np.sum(1 << k)
+    column = k + 1
+    if has_support:
+        half += np.sum((1 << k) * (flip != 0))
+        column = np.concatenate([column, k])
+        m = np.concatenate([m, workers + m])
+        flip = np.concatenate([flip, ~flip])
+    columns = max(1, int(np.sum(1 << column)).bit_length())
+    made = _carries(np.bincount(column, minlength=columns))
+    side = max(made) * REGISTER
+    carries = torch.empty(2, side, dtype=torch.int64).numpy()  # torch starts it at a cache line
+    number = np.concatenate([np.arange(n) for n in made])
+    after = np.repeat(np.arange(columns), made)
+    address = carries.ctypes.data + 8 * (side * (after % 2) + REGISTER * number)
+    into = np.concatenate([column, after + 1])
+    order = np.argsort(into, kind="stable")
+    home = np.concatenate([m * int(NEXT), address])[order]
+    moves = (order < len(column)).astype(np.uint64)
+    flips = np.concatenate([flip, np.zeros(len(after), np.int64)])[order]
+    ends = np.searchsorted(into[order], np.arange(columns), side="right")
+    return Network(
+        home.astype(np.uint64),
+        moves,
+        flips.astype(np.uint64),
+        ends.astype(np.uint64),
+        np.uint64(half),
+        carries.view(np.uint64),
+    )
 
 
-@compiled
-def _tally_(planes: Words, held: Array, votes: Words, digit: Array, at: int) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y) when all workers voted."""
-    i = 0
-    while i < len(digit):
-        k = digit[i, 0] + 1
-        flip = np.uint64(digit[i, 2])
-        vote = votes[digit[i, 1], at : at + BLOCK]
-        i += 1
-        carry = _place(held, k + 1)
-        if held[k] == 2:
-            first = planes[2 * k]
-            second = planes[2 * k + 1]
-            _full_add_(first, second, ZERO, vote, flip, planes[carry])
-        elif held[k] == 1 and i < len(digit) and digit[i, 0] + 1 == k:
-            other = votes[digit[i, 1], at : at + BLOCK]
-            other_flip = np.uint64(digit[i, 2])
-            i += 1
-            first = planes[2 * k]
-            _full_add_(first, vote, flip, other, other_flip, planes[carry])
-        else:
-            slot = planes[2 * k + held[k]]
-            for j in range(BLOCK):
-                slot[j] = vote[j] ^ flip
-            held[k] += 1
-            continue
-        held[k] = 1
-        _gain_(planes, held, k + 1, carry)
+def room(planes: int) -> Words:
+    """Memory for the frames of a block."""
+    frames = BLOCK_BYTES // (8 * REGISTER * max(1, planes))
+    shape = (min(max(1, frames), FRAMES), planes, REGISTER)
+    return torch.empty(shape, dtype=torch.int64).numpy().view(np.uint64)
 
 
-@compiled
-def _tally_partial_(
-    planes: Words,
-    held: Array,
-    votes: Words,
-    support: Words,
-    digit: Array,
-    at: int,
-) -> None:
-    """Columns <- sum over digits of 2^k (1 + Y): 2 for a vote for, 1 for an abstention, 0 for a vote against."""
-    for i in range(len(digit)):
-        k = digit[i, 0]
-        m = digit[i, 1]
-        flip = np.uint64(digit[i, 2])
-        vote = votes[m, at : at + BLOCK]
-        voted = support[m, at : at + BLOCK]
-        row = _place(held, k)
-        plane = planes[row]
-        for j in range(BLOCK):
-            plane[j] = ~voted[j]
-        _gain_(planes, held, k, row)
-        row = _place(held, k + 1)
-        plane = planes[row]
-        for j in range(BLOCK):
-            plane[j] = vote[j] ^ (flip & voted[j])
-        _gain_(planes, held, k + 1, row)
+def _carries(votes: Array) -> list[int]:
+    """How many carries each column makes, from its votes and the carries of the column before."""
+    made = []
+    carried = 0
+    for n in votes.tolist():
+        carried = (n + carried) // 2
+        made.append(carried)
+    return made
 
 
 @compiled
 def _compare_(
-    planes: Words,
-    held: Array,
-    top: int,
-    half: int,
     more: Words,
     same: Words,
+    block: Words,
+    home: Words,
+    moves: Words,
+    flip: Words,
+    ends: Words,
+    half: Word,
+    carries: Words,
 ) -> None:
-    """Set more, same <- where the tally exceeds, equals `half`, from the lowest digit to the highest."""
-    more[:] = ZERO
-    same[:] = ONES
-    for k in range(top):
-        digit = planes[2 * k]
-        second = planes[2 * k + 1]
-        if held[k] == 0:
-            digit[:] = ZERO
-        elif held[k] == 2:
-            row = _place(held, k + 1)
-            carry = planes[row]
-            for j in range(BLOCK):
-                carry[j] = digit[j] & second[j]
-                digit[j] ^= second[j]
-            _gain_(planes, held, k + 1, row)
-        if (half >> k) & 1:
-            for j in range(BLOCK):
-                more[j] &= digit[j]
-                same[j] &= digit[j]
-        else:
-            for j in range(BLOCK):
-                more[j] |= digit[j]
-                same[j] &= ~digit[j]
+    """Set more, same <- where the tally exceeds, equals `half`, frame by frame."""
+    frame = np.uint64(block.ctypes.data)
+    place = np.uint64(more.ctypes.data)
+    other = np.uint64(same.ctypes.data)
+    for _ in range(len(block)):
+        above = repeated(ZERO)
+        equal = repeated(ONES)
+        i = ZERO
+        for k in range(len(ends)):
+            end = ends[k]
+            carry = np.uint64(carries[k % 2].ctypes.data)
+            kept = repeated(ZERO)
+            if (end - i) & ONE:
+                kept = load(home[i] + frame * moves[i]) ^ repeated(flip[i])
+                i += ONE
+            while i < end:
+                x = load(home[i] + frame * moves[i]) ^ repeated(flip[i])
+                y = load(home[i + ONE] + frame * moves[i + ONE]) ^ repeated(flip[i + ONE])
+                either = x ^ y
+                store((x & y) | (either & kept), carry)
+                kept = kept ^ either
+                carry += NEXT
+                i += TWO
+            if (half >> np.uint64(k)) & ONE:
+                above = above & kept
+                equal = equal & kept
+            else:
+                above = above | kept
+                equal = equal & (kept ^ repeated(ONES))
+        store(above, place)
+        store(equal, other)
+        frame += np.uint64(block.strides[0])
+        place += NEXT
+        other += NEXT
 
 
 @compiled
-def vote_blocks_(
+def vote_words_(
     out: Words,
     decided: Words,
     votes: Words,
     support: Words,
-    digit: Array,
+    block: Words,
+    home: Words,
+    moves: Words,
+    flip: Words,
+    ends: Words,
+    half: Word,
+    carries: Words,
     key: Word,
     first: Word,
     has_coin: bool,
@@ -168,84 +163,108 @@ def vote_blocks_(
     lo: int,
     hi: int,
 ) -> tuple[Array, Array]:
-    """`Backend.vote_` on words lo to hi, whole blocks of them. Other threads may work on other words meanwhile.
+    """`Backend.vote_` on words lo to hi. Other threads may work on other words meanwhile.
 
-    Planes that are missing have no elements. `digit` has the weights' signed digits, sorted by their
-    place: see `cpu._signed_digits`. Only coordinates begin to end are written and counted.
+    Planes that are missing have no elements. `block` is room for frames, (frames, planes, REGISTER).
+    Only coordinates begin to end are written and counted.
     """
     workers = votes.shape[0]
     differ = np.zeros(workers, np.int64)
     cast = np.zeros(workers, np.int64)
-    planes = np.empty((SPARE + 2, BLOCK), np.uint64)
-    held = np.zeros(COLUMNS, np.int64)
-    more = np.empty(BLOCK, np.uint64)
-    same = np.empty(BLOCK, np.uint64)
-    live = np.empty(BLOCK, np.uint64)
-    half = np.int64(0)
-    for i in range(len(digit)):
-        half += np.int64(1) << digit[i, 0]
-    top = 1
-    while (2 * half) >> top:
-        top += 1
-    for at in range(lo, hi, BLOCK):
-        held[:] = 0
-        if support.shape[0]:
-            _tally_partial_(planes, held, votes, support, digit, at)
-        else:
-            _tally_(planes, held, votes, digit, at)
-        _compare_(planes, held, top, half, more, same)
-
-        for j in range(BLOCK):
-            live[j] = inside(at + j, begin, end)
+    width = block.shape[0] * REGISTER
+    more = np.empty(width, np.uint64)
+    same = np.empty(width, np.uint64)
+    live = np.empty(width, np.uint64)
+    for at in range(lo, hi, width):
+        n = min(width, hi - at)
+        _gather_(block, 0, votes, at, n)
+        _gather_(block, workers, support, at, n)
+        _compare_(more, same, block, home, moves, flip, ends, half, carries)
+        _limit_(live, at, begin, end)
         if has_coin:
-            toss_(more, same, key, first, at, BLOCK)
-        for j in range(BLOCK):
+            toss_(more, same, key, first, at, n)
+        for j in range(width):
             same[j] = ~same[j]
         if not has_coin:
-            _write_(decided[at : at + BLOCK], same, live)
-        _write_(out[at : at + BLOCK], more, live)
-        for j in range(BLOCK):
+            _write_(decided[at : at + n], same, live)
+        _write_(out[at : at + n], more, live)
+        for j in range(width):
             live[j] &= same[j]  # a tie shows nothing about a worker
-        _count_(differ, cast, votes, support, more, live, at)
+        _count_(differ, cast, block, more, live)
     return differ, cast
+
+
+@compiled
+def _gather_(block: Words, row: int, planes: Words, at: int, n: int) -> None:
+    """Copy words at to at + n of these planes into the frames, from a row on; zeros follow the last word."""
+    frame_size = np.uint64(block.strides[0])
+    width = np.uint64(8 * len(block) * REGISTER)
+    for m in range(planes.shape[0]):
+        source = np.uint64(planes.ctypes.data) + np.uint64(m * planes.strides[0] + 8 * at)
+        target = np.uint64(block.ctypes.data) + NEXT * np.uint64(row + m)
+        for _ in range(n // REGISTER):
+            prefetch(source + width)
+            prefetch(source + width + LINE)
+            store(load(source), target)
+            source += NEXT
+            target += frame_size
+    if n < len(block) * REGISTER:
+        _gather_end_(block, row, planes, at, n)
+
+
+@compiled
+def _gather_end_(block: Words, row: int, planes: Words, at: int, n: int) -> None:
+    """The same for the frames that words fill only in part, or not at all."""
+    for f in range(n // REGISTER, len(block)):
+        for m in range(planes.shape[0]):
+            for j in range(REGISTER):
+                word = f * REGISTER + j
+                block[f, row + m, j] = planes[m, at + word] if word < n else ZERO
 
 
 @compiled
 def _write_(target: Words, plane: Words, where: Words) -> None:
     """Set target <- plane where `where` is 1."""
-    for j in range(BLOCK):
-        kept = target[j] & ~where[j]
+    for j in range(len(target)):
+        old = target[j] & ~where[j]
         new = plane[j] & where[j]
-        target[j] = kept | new
+        target[j] = old | new
 
 
 @compiled
-def _count_(
-    differ: Array,
-    cast: Array,
-    votes: Words,
-    support: Words,
-    decision: Words,
-    live: Words,
-    at: int,
-) -> None:
+def _limit_(live: Words, at: int, begin: int, end: int) -> None:
+    """Set live <- the coordinates begin to end of the words from `at` on."""
+    if begin <= 64 * at and 64 * (at + len(live)) <= end:
+        live[:] = ONES
+        return
+    for j in range(len(live)):
+        live[j] = inside(at + j, begin, end)
+
+
+@compiled
+def _count_(differ: Array, cast: Array, block: Words, decision: Words, live: Words) -> None:
     """Add each worker's votes among the live coordinates, and those against the decision."""
+    workers = len(differ)
+    frames, planes, _ = block.shape
+    frame_size = np.uint64(block.strides[0])
+    first = np.uint64(block.ctypes.data)
     everyone = ZERO
-    for j in range(BLOCK):
+    for j in range(len(live)):
         everyone += popcount(live[j])
-    for m in range(votes.shape[0]):
-        vote = votes[m, at : at + BLOCK]
-        wrong = ZERO
-        cast_here = everyone
-        if support.shape[0]:
-            voted = support[m, at : at + BLOCK]
-            cast_here = ZERO
-            for j in range(BLOCK):
-                counted = live[j] & voted[j]
-                cast_here += popcount(counted)
-                wrong += popcount((vote[j] ^ decision[j]) & counted)
-        else:
-            for j in range(BLOCK):
-                wrong += popcount((vote[j] ^ decision[j]) & live[j])
-        differ[m] += np.int64(wrong)
-        cast[m] += np.int64(cast_here)
+    for m in range(workers):
+        frame = first + NEXT * np.uint64(m)
+        d = np.uint64(decision.ctypes.data)
+        w = np.uint64(live.ctypes.data)
+        wrong = repeated(ZERO)
+        votes = repeated(ZERO)
+        for _ in range(frames):
+            counted = load(w)
+            if planes > workers:
+                counted = counted & load(frame + NEXT * np.uint64(workers))
+                votes = votes + ones_in(counted)
+            wrong = wrong + ones_in((load(frame) ^ load(d)) & counted)
+            frame += frame_size
+            d += NEXT
+            w += NEXT
+        differ[m] += np.int64(total(wrong))
+        cast[m] += np.int64(total(votes) if planes > workers else everyone)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, loops, reference, words_for
-from signvote.kernels.adders import vote_blocks_
+from signvote.kernels.adders import network, room, vote_words_
 from signvote.kernels.words import BLOCK, ONES, ZERO, Array
 
 Counts = tuple[Array, Array]
@@ -114,37 +114,28 @@ def _signed_digits(weights: Tensor) -> Array:
 def vote_(
     out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Whole blocks in place; the last block, where words are missing, on a padded copy."""
+    """Each thread adds with a network of its own, since that has memory for carries."""
     digit = _signed_digits(_reduced(weights))
     begin, end = span
     low = begin // WORD
-    high = words_for(end)
-    whole = low + (high - low) // BLOCK * BLOCK
+    signs, support = _arrays(votes, 2)
+    planes = len(signs) + len(support)
 
-    def work(lo: int, hi: int, planes: Planes, ballots: Planes, shift: int) -> Counts:
-        toss = coin and coin.after(shift * WORD)
-        return vote_blocks_(  # type: ignore[no-any-return]
-            *_arrays(planes, 1),
-            *_arrays(ballots, 2),
-            digit,
-            *_coin(toss),
-            begin - shift * WORD,
-            end - shift * WORD,
-            lo,
-            hi,
+    def work(lo: int, hi: int) -> Counts:
+        return vote_words_(  # type: ignore[no-any-return]
+            *_arrays(out, 1),
+            signs,
+            support,
+            room(planes),
+            *network(digit, len(signs), has_support=bool(len(support))),
+            *_coin(coin),
+            begin,
+            end,
+            low + lo,
+            low + hi,
         )
 
-    def work_on_blocks(lo: int, hi: int) -> Counts:
-        return work(low + lo, low + hi, out, votes, 0)
-
-    counts = _threaded(work_on_blocks, whole - low)
-    if high > whole:
-        last_out = _padded(out, whole, high)
-        last_votes = _padded(votes, whole, high)
-        counts.append(work(0, BLOCK, last_out, last_votes, whole))
-        for plane, last in zip(out, last_out, strict=True):
-            if plane is not None and last is not None:
-                plane[whole:high] = last[: high - whole]
+    counts = _threaded(work, words_for(end) - low)
     return _summed(counts, len(weights))
 
 
@@ -161,17 +152,6 @@ def tally(votes: Planes, weights: Tensor, n: int) -> Tensor:
 
     _threaded(work, words)
     return total[:n]
-
-
-def _padded(planes: Planes, low: int, high: int) -> Planes:
-    """A copy of words low to high, filled up to a block."""
-    missing = BLOCK - (high - low)
-
-    def padded(plane: Tensor) -> Tensor:
-        words = plane[..., low:high]
-        return torch.nn.functional.pad(words, (0, missing))
-
-    return planes.map(padded)
 
 
 def vote_by_coordinate_(
@@ -218,8 +198,10 @@ def vote_by_coordinate_(
     return _summed(parts, len(slots))
 
 
-def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
-    """Half of the pairs are counted, and mirrored."""
+def disagreements(votes: Planes, n: int, others: Planes | None = None) -> tuple[Tensor, Tensor]:
+    """Of pairs among the same workers half are counted, and mirrored."""
+    if others is not None:
+        return _disagreements_with(votes, n, others)
     ballots = _arrays(votes, 2)
 
     def work(lo: int, hi: int) -> Counts:
@@ -229,6 +211,17 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
     parts = _threaded(work, words_for(n))
     differ, both = _summed(parts, (workers, workers))
     return _mirrored(differ), _mirrored(both)
+
+
+def _disagreements_with(votes: Planes, n: int, others: Planes) -> tuple[Tensor, Tensor]:
+    ballots = _arrays(votes, 2)
+    theirs = _arrays(others, 2)
+
+    def work(lo: int, hi: int) -> Counts:
+        return loops.disagreements_with(*ballots, *theirs, n, lo, hi)  # type: ignore[no-any-return]
+
+    parts = _threaded(work, words_for(n))
+    return _summed(parts, (len(votes.signs), len(others.signs)))
 
 
 def _mirrored(upper: Tensor) -> Tensor:
@@ -257,6 +250,9 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.
         tail[:left] = values[at:]
         loops.step_(tail, *planes, begin + at, size, factor, 0, 1)
         values[at:] = tail[:left]
+
+
+step_all_ = reference.step_all_  # nobody calls it: on a CPU a launch costs nothing
 
 
 # ---- between torch and numba -----------------------------------------------------------------

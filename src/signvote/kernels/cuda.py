@@ -27,9 +27,11 @@ from signvote.kernels import (
     upload,
     words_for,
 )
+from signvote.kernels.cuda_steps import as_words
+from signvote.kernels.cuda_steps import step_ as step_
+from signvote.kernels.cuda_steps import step_all_ as step_all_
 
 PACKED = 256  # 32-bit words that a program packs
-STEPPED = 32  # 32-bit words that a program steps over
 # Tiles: words, warps, programs at a time on a processor. A weighted vote's are 32 words a warp.
 VOTE = {"num_warps": 16, "per_processor": 1, "maxnreg": 128}
 MAJORITY = {"TILE": 1024, "num_warps": 8, "per_processor": 2}
@@ -59,8 +61,8 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
     blocks = triton.cdiv(2 * words, PACKED)
     cuda_bits.sign_planes_[(rows * blocks,)](
         x.view(integers),
-        _words(signs),
-        _words(support),
+        as_words(signs),
+        as_words(support),
         finite,
         key,
         keys,
@@ -75,25 +77,6 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, Tensor]:
         WORDS=PACKED,
     )
     return Planes(signs, support), finite
-
-
-def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.0) -> None:
-    """One launch, two with `keep`; float16 and bfloat16 are computed in float32, as torch does."""
-    if keep != 1:
-        x.mul_(keep)
-    programs = triton.cdiv(x.numel(), 32 * STEPPED)
-    cuda_bits.step_[(programs,)](
-        x,
-        _words(decision.signs),
-        _words(decision.support),
-        begin,
-        2 * decision.signs.numel(),
-        x.numel(),
-        -step,
-        ALIGNED=begin % 32 == 0,
-        WIDE=x.dtype == torch.float64,
-        WORDS=STEPPED,
-    )
 
 
 def vote_(
@@ -118,8 +101,8 @@ def vote_(
     programs = _programs(tiles, VOTE["per_processor"] * _processors(device))
     key, first = _coin(coin)
     cuda_votes.vote_[(programs,)](
-        _words(out.signs),
-        _words(decided),
+        as_words(out.signs),
+        as_words(decided),
         *_planes(votes),
         counts,
         _there(weights, device),
@@ -265,8 +248,10 @@ def _count_(counts: Tensor, out: Planes, votes: Planes, slots: Tensor | None, sp
 tally = reference.tally
 
 
-def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
+def disagreements(votes: Planes, n: int, others: Planes | None = None) -> tuple[Tensor, Tensor]:
     """All pairs of a block of workers with another in one pass."""
+    if others is not None:
+        return _disagreements_with(votes, n, others)
     device = votes.signs.device
     workers, words = votes.signs.shape
     blocks = triton.cdiv(workers, cuda_pairs.ROWS.value)
@@ -296,17 +281,29 @@ def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
     return differ, both
 
 
+def _disagreements_with(votes: Planes, n: int, others: Planes) -> tuple[Tensor, Tensor]:
+    """Some workers at a time are compared with one another and with the others; the latter is kept."""
+    count = len(others.signs)
+    found = []
+    for start in range(0, len(votes.signs), count):
+        some = votes.map(lambda plane: plane[start : start + count])  # noqa: B023
+        support = None
+        if some.support is not None:
+            assert others.support is not None
+            support = torch.cat([some.support, others.support])
+        both = Planes(torch.cat([some.signs, others.signs]), support)
+        size = len(some.signs)
+        found.append([counts[:size, size:] for counts in disagreements(both, n)])
+    differ, common = zip(*found, strict=True)
+    return torch.cat(differ), torch.cat(common)
+
+
 # ---- between torch and Triton ----------------------------------------------------------------
-
-
-def _words(plane: Tensor | None) -> Tensor | None:
-    """A plane as 32-bit words."""
-    return None if plane is None else plane.view(torch.uint32)
 
 
 def _planes(planes: Planes) -> tuple[Tensor | None, Tensor | None]:
     """Both planes as 32-bit words."""
-    return _words(planes.signs), _words(planes.support)
+    return as_words(planes.signs), as_words(planes.support)
 
 
 def _bytes(planes: Planes) -> Planes:

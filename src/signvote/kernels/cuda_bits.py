@@ -360,3 +360,38 @@ def step_(
         old = tl.load(x + at, mask=at < left, other=0)
         new = old.to(real) + moved
         tl.store(x + at, new.to(x.dtype.element_ty), mask=at < left)
+
+
+@triton.jit
+def step_all_(
+    table,
+    signs,
+    support,
+    blocks,
+    step: tl.float32,
+    keep: tl.float32,
+    decided,
+    BLOCK: tl.constexpr,
+):
+    """Step one block of a float32 tensor: x <- keep x - step sign, rounded after each of both, as two launches would.
+
+    A column of the table, (3, blocks): the address of the block, the coordinate of its first element, its elements.
+    """
+    block = tl.program_id(0)
+    x = tl.load(table + block).to(tl.pointer_type(tl.float32))
+    first = tl.load(table + blocks + block)
+    left = tl.load(table + 2 * blocks + block).to(tl.int32)
+    at = tl.arange(0, BLOCK)
+    inside = at < left
+    coordinate = first + at
+    word = coordinate // BITS
+    bit = (coordinate % BITS).to(tl.uint32)
+    positive = (tl.load(signs + word, mask=inside, other=0) >> bit) & 1
+    sign = tl.where(positive != 0, 1.0, -1.0)
+    if support is not None:
+        voted = (tl.load(support + word, mask=inside, other=0) >> bit) & 1
+        sign = tl.where(voted != 0, sign, 0.0)
+    if decided is not None:
+        keep = tl.where(tl.load(decided), keep, 1.0)
+    before = tl.load(x + at, mask=inside, other=0)
+    tl.store(x + at, before * keep - step * sign, mask=inside)

@@ -6,13 +6,15 @@ AVX-512 and NEON. `word` is a uint64 whose bit i belongs to element i of the 64 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, models, overload, register_model
 
 LANES = 64
+REGISTER = 16  # words: 4 registers of AVX2, 2 of AVX-512
 BIT = ir.IntType(1)
 INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
@@ -228,21 +230,132 @@ def popcount(typing: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+def _hint(*, to_write: bool) -> Any:
+    """An intrinsic that asks for the cache line at a memory address. Any address is safe: a hint never faults."""
+
+    @intrinsic
+    def hint(typing: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            line = builder.inttoptr(args[0], BYTES)
+            kind = ir.FunctionType(ir.VoidType(), [BYTES, INT32, INT32, INT32])
+            declared = builder.module.declare_intrinsic("llvm.prefetch", (BYTES,), kind)
+            write = ir.Constant(INT32, int(to_write))
+            keep = ir.Constant(INT32, 3)
+            data_cache = ir.Constant(INT32, 1)
+            builder.call(declared, [line, write, keep, data_cache])
+            return context.get_dummy_value()
+
+        return types.void(types.uint64), generate
+
+    return hint
+
+
+prefetch = _hint(to_write=False)
+prefetch_to_write = _hint(to_write=True)
+
+
+# ---- a register of words ---------------------------------------------------------------------
+
+
+class _Register(types.Type):  # type: ignore[misc]
+    """REGISTER words that stay in the registers of the processor, with the operators ^, &, | and ~."""
+
+    def __init__(self) -> None:
+        super().__init__("Register")
+
+
+register = _Register()
+
+
+@register_model(_Register)
+class _RegisterModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, fe_type: Any) -> None:
+        super().__init__(manager, fe_type, ir.VectorType(ir.IntType(64), REGISTER))
+
+
 @intrinsic
-def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Ask for the cache line of array[index], to be written soon. Any index is safe: a hint never faults."""
+def load(typing: Any, address: Any) -> Any:
+    """The register at a memory address."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values, at = args
-        data = _data(context, builder, values, signature.args[0])
-        element = builder.gep(data, [at])
-        address = builder.bitcast(element, BYTES)
-        hint_type = ir.FunctionType(ir.VoidType(), [BYTES, INT32, INT32, INT32])
-        hint = builder.module.declare_intrinsic("llvm.prefetch", (BYTES,), hint_type)
-        write = ir.Constant(INT32, 1)
-        keep = ir.Constant(INT32, 3)
-        data_cache = ir.Constant(INT32, 1)
-        builder.call(hint, [address, write, keep, data_cache])
+        loaded = builder.load(_place(builder, args[0]))
+        loaded.align = 8
+        return loaded
+
+    return register(types.uint64), generate
+
+
+@intrinsic
+def store(typing: Any, value: Any, address: Any) -> Any:
+    """Write a register to a memory address."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        stored = builder.store(args[0], _place(builder, args[1]))
+        stored.align = 8
         return context.get_dummy_value()
 
-    return types.void(array, index), generate
+    return types.void(register, types.uint64), generate
+
+
+def _place(builder: Any, address: Any) -> Any:
+    """A memory address as a pointer to a register."""
+    vector = ir.VectorType(ir.IntType(64), REGISTER)
+    return builder.inttoptr(address, vector.as_pointer())
+
+
+@intrinsic
+def repeated(typing: Any, word: Any) -> Any:
+    """The same word in every place of a register."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _splat(builder, args[0], REGISTER)
+
+    return register(types.uint64), generate
+
+
+@intrinsic
+def ones_in(typing: Any, words: Any) -> Any:
+    """The number of ones in each word of a register."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        words = args[0].type
+        kind = ir.FunctionType(words, [words])
+        count = builder.module.declare_intrinsic(f"llvm.ctpop.v{REGISTER}i64", fnty=kind)
+        return builder.call(count, args)
+
+    return register(register), generate
+
+
+@intrinsic
+def total(typing: Any, words: Any) -> Any:
+    """The sum of the words of a register."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [args[0].type])
+        add = builder.module.declare_intrinsic(f"llvm.vector.reduce.add.v{REGISTER}i64", fnty=kind)
+        return builder.call(add, args)
+
+    return types.uint64(register), generate
+
+
+def _operator(symbol: Any, instruction: str) -> None:
+    """Give registers an operator."""
+
+    @intrinsic
+    def both(typing: Any, a: Any, b: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, instruction)(*args)
+
+        return register(register, register), generate
+
+    @overload(symbol, strict=False)
+    def for_registers(a: Any, b: Any) -> Any:
+        if a is register and b is register:
+            return lambda a, b: both(a, b)
+        return None
+
+
+_operator(operator.xor, "xor")
+_operator(operator.and_, "and_")
+_operator(operator.or_, "or_")
+_operator(operator.add, "add")

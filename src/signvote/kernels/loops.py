@@ -14,7 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from signvote.kernels.lanes import add_where, classify, peek, popcount, prefetch, put_where, step_where
+from signvote.kernels.lanes import (
+    add_where,
+    classify,
+    peek,
+    popcount,
+    prefetch_to_write,
+    put_where,
+    step_where,
+)
 from signvote.kernels.words import (
     BLOCK,
     ONES,
@@ -103,8 +111,9 @@ def vote_by_coordinate_(
             for g in range(group):
                 at = w * stride + slots[m + g] * 64
                 size = sizes[m + g]
-                prefetch(count, at + stride)
-                prefetch(count, at + stride + 32)
+                ahead = np.uint64(count.ctypes.data + 2 * (at + stride))
+                prefetch_to_write(ahead)
+                prefetch_to_write(ahead + np.uint64(64))
                 vote = votes[m + g, w]
                 add_where(count, at, vote, size, index, 64 * g)
                 if support.shape[0]:
@@ -174,6 +183,38 @@ def disagreements(votes: Words, support: Words, end: int, lo: int, hi: int) -> t
                 if support.shape[0]:
                     voted_a = support[a, at : at + n]
                     voted_b = support[b, at : at + n]
+                    for j in range(n):
+                        voted = voted_a[j] & voted_b[j]
+                        wrong += popcount((row_a[j] ^ row_b[j]) & voted)
+                        common += popcount(voted)
+                else:
+                    for j in range(n):
+                        wrong += popcount(row_a[j] ^ row_b[j])
+                    last = min(end, (at + n) * 64)
+                    common = np.uint64(last - at * 64)
+                differ[a, b] += np.int64(wrong)
+                both[a, b] += np.int64(common)
+    return differ, both
+
+
+@compiled
+def disagreements_with(
+    votes: Words, support: Words, others: Words, other_support: Words, end: int, lo: int, hi: int
+) -> tuple[Array, Array]:
+    """Pairs of each worker with each of the others; all have a support, or none. Padding must be zero."""
+    differ = np.zeros((votes.shape[0], others.shape[0]), np.int64)
+    both = np.zeros((votes.shape[0], others.shape[0]), np.int64)
+    for at in range(lo, hi, BLOCK):
+        n = min(BLOCK, hi - at)
+        for a in range(votes.shape[0]):
+            for b in range(others.shape[0]):
+                row_a = votes[a, at : at + n]
+                row_b = others[b, at : at + n]
+                wrong = ZERO
+                common = ZERO
+                if support.shape[0]:
+                    voted_a = support[a, at : at + n]
+                    voted_b = other_support[b, at : at + n]
                     for j in range(n):
                         voted = voted_a[j] & voted_b[j]
                         wrong += popcount((row_a[j] ^ row_b[j]) & voted)

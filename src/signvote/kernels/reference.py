@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -72,9 +74,10 @@ def pack(bits: Tensor) -> Tensor:
 
 def unpack(plane: Tensor, n: int) -> Tensor:
     """The first n bits of a plane (..., words) as booleans (..., n)."""
-    lanes = torch.arange(WORD, device=plane.device)
-    words = plane[..., : words_for(n)]
-    bits = (words.unsqueeze(-1) >> lanes) & 1
+    lanes = torch.arange(8, dtype=torch.uint8, device=plane.device)
+    words = plane[..., : words_for(n)].clone(memory_format=torch.contiguous_format)
+    octets = words.view(torch.uint8)
+    bits = (octets.unsqueeze(-1) >> lanes) & 1
     flat = bits.flatten(-2)
     return flat[..., :n].bool()
 
@@ -186,12 +189,15 @@ def vote_by_coordinate_(
     return differs.sum(1), cast.sum(1)
 
 
-def disagreements(votes: Planes, n: int) -> tuple[Tensor, Tensor]:
-    """All pairs at once, (workers, workers, n) booleans: for small n."""
+def disagreements(votes: Planes, n: int, others: Planes | None = None) -> tuple[Tensor, Tensor]:
+    """All pairs at once, (workers, others, n) booleans: for small n."""
+    theirs = votes if others is None else others
     positive = unpack(votes.signs, n)
+    their_positive = unpack(theirs.signs, n)
     voted = _bits(votes.support, votes.signs, n)
-    both = voted[:, None] & voted[None]
-    differ = (positive[:, None] != positive[None]) & both
+    their_voted = _bits(theirs.support, theirs.signs, n)
+    both = voted[:, None] & their_voted[None]
+    differ = (positive[:, None] != their_positive[None]) & both
     return differ.sum(-1), both.sum(-1)
 
 
@@ -205,3 +211,24 @@ def step_(x: Tensor, decision: Planes, begin: int, step: float, keep: float = 1.
     signs = 2 * positive.to(torch.int8) - 1
     signs *= decided
     x.sub_(signs.to(x.dtype), alpha=step)  # (paper, eq. 5)
+
+
+def step_all_(
+    targets: Sequence[Tensor],
+    begins: Sequence[int],
+    decision: Planes,
+    step: float,
+    keep: float = 1.0,
+    decided: Tensor | None = None,
+) -> None:
+    """The same on each tensor."""
+    end = max(begin + x.numel() for x, begin in zip(targets, begins, strict=True))
+    signs = 2 * unpack(decision.signs, end).to(torch.int8) - 1
+    signs *= _bits(decision.support, decision.signs, end)
+    for x, begin in zip(targets, begins, strict=True):
+        if decided is not None:
+            x.mul_(torch.where(decided, keep, torch.ones((), dtype=x.dtype, device=x.device)))
+        elif keep != 1:
+            x.mul_(keep)
+        mine = signs[begin : begin + x.numel()].view(x.shape)
+        x.sub_(mine.to(x.dtype), alpha=step)  # (paper, eq. 5)

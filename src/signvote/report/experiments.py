@@ -33,7 +33,7 @@ SETTING_KEYS = ("task", "rule", "batch_sizes", "seed")
 class Experiment:
     """Runs that differ in nothing but their seed.
 
-    Interrupted runs are left out, unless the experiment has no finished run.
+    Unfinished runs are left out. If no run is finished, the one that came furthest stands alone, marked as unfinished.
     """
 
     settings: dict[str, Any]  # as results.json has them, without the seed
@@ -78,9 +78,23 @@ class Experiment:
         return self._joined("task", "attack", "split")
 
     @property
-    def interrupted(self) -> bool:
-        """Whether no run of the experiment is finished."""
-        return bool(self.runs[0]["status"] != "done")
+    def is_done(self) -> bool:
+        """Whether its runs are finished."""
+        return bool(self.runs[0]["status"] == "done")
+
+    @property
+    def status(self) -> str:
+        """Done, or how far its run came."""
+        if self.is_done:
+            return "done"
+        done = rounds_done(self.runs[0])
+        rounds = self.settings.get("rounds")
+        return f"{done} of {rounds} rounds, unfinished" if rounds else "unfinished"
+
+    @property
+    def mark(self) -> str:
+        """What follows its name if its run is not finished."""
+        return "" if self.is_done else f" ({self.status})"
 
     def name(self, *, recipe: bool) -> str:
         """The rule, with the settings that distinguish its curve from others with the same batches."""
@@ -192,6 +206,11 @@ def experiments_of(results: Results) -> list[Experiment]:
     return _with_details(experiments)
 
 
+def rounds_done(run: Result) -> int:
+    """How many rounds a run has done."""
+    return int(run.get("rounds_done", run["evaluations"]["round"][-1]))
+
+
 def batch_order(experiments: Iterable[Experiment]) -> list[str]:
     """The batch labels: modes by number, then explicit sizes."""
     keys = set()
@@ -264,7 +283,7 @@ def _without_seed(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _experiment(runs: list[Result]) -> Experiment:
     done = [run for run in runs if run["status"] == "done"]
-    chosen = done or runs
+    chosen = done or [max(runs, key=rounds_done)]
     by_seed = {run["config"]["seed"]: run for run in chosen}
     experiment = Experiment(
         settings=_without_seed(runs[0]["config"]),

@@ -24,12 +24,13 @@ Row = dict[str, Any]
 def table(results: Results, baseline: str = BASELINE) -> list[Row]:
     """One row per experiment: its settings and its final metric, by panel, batch mode and metric, the best first.
 
-    Keys: task, recipe, attack, split, detail (other settings that distinguish two rows), batches, rule, status,
-    seeds (their number), metric (a `Metric`: name, unit, whether more is better), value (its mean at the last
-    evaluation; a share is 0 to 1), spread (`spread_of` it, None for one seed),
-    bytes_up (per round and worker), times_fewer (than float32), both None if nothing was sent; best: whether it
-    has the best value of several under the same conditions; lead and lead_spread: its value minus that
-    of the rule `baseline` under the same conditions, paired by seed, None if there is no such run.
+    Keys: task, recipe, attack, split, detail (other settings that distinguish two rows), batches, rule, status
+    (done, or how far its one run came), seeds (their number), metric (a `Metric`: name, unit, whether more is
+    better), value (its mean at the last evaluation; a share is 0 to 1), spread
+    (`spread_of` it, None for one seed), bytes_up (per round and worker), times_fewer (than float32), both None if
+    nothing was sent; best: whether it has the best value of several under the same conditions; lead and lead_spread:
+    its value minus that of the rule `baseline` under the same conditions, paired by seed, None if there is no such
+    run. Unfinished runs are never best, and have and give no lead.
     """
     experiments = experiments_of(results)
     panels = unique(experiment.panel for experiment in experiments)
@@ -38,7 +39,7 @@ def table(results: Results, baseline: str = BASELINE) -> list[Row]:
     keyed = []
     for mine, experiment in by_conditions:
         same = [other for its, other in by_conditions if its == mine]
-        rivals = [other for other in same if other is not experiment]
+        rivals = [other for other in same if other is not experiment and other.is_done]
         row = _row(experiment)
         row["best"] = _is_best(experiment, rivals)
         row |= _lead(experiment, rivals, baseline)
@@ -89,7 +90,7 @@ def _rank(experiment: Experiment) -> float:
 
 
 def _is_best(experiment: Experiment, rivals: list[Experiment]) -> bool:
-    if not rivals:
+    if not (rivals and experiment.is_done):
         return False
     return math.inf > _rank(experiment) <= min(map(_rank, rivals))
 
@@ -97,7 +98,7 @@ def _is_best(experiment: Experiment, rivals: list[Experiment]) -> bool:
 def _lead(experiment: Experiment, rivals: list[Experiment], baseline: str) -> dict[str, float | None]:
     """The lead over the baseline: the mean difference over the seeds that both have."""
     same_rule = [rival for rival in rivals if rival.rule == baseline]
-    if not same_rule:
+    if not (same_rule and experiment.is_done):
         return {"lead": None, "lead_spread": None}
     mine = experiment.final_by_seed()
     its = same_rule[0].final_by_seed()
@@ -121,7 +122,7 @@ def _row(experiment: Experiment) -> Row:
         "detail": experiment.detail,
         "batches": experiment.batches,
         "rule": experiment.rule,
-        "status": "interrupted" if experiment.interrupted else "done",
+        "status": experiment.status,
         "seeds": len(experiment.runs),
         "metric": experiment.metric,
         "value": mean_of(values),

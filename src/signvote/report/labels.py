@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from signvote.settings import SETTINGS, unusual
 
 
 def batch_label(sizes: Sequence[int]) -> str:
@@ -40,6 +43,45 @@ def setting_label(key: str, value: Any) -> str:
     if value is True:
         return key
     return f"{key} {value}"
+
+
+def attackers_of(settings: Mapping[str, Any]) -> set[int]:
+    """The workers that attack, at least in some rounds: the last ones, as many as the setting says.
+
+    >>> attackers_of({"attack": "flip=0.3:2:100", "batch_sizes": [4, 4, 8]}), attackers_of({"batch_sizes": [4, 4]})
+    ({1, 2}, set())
+    """
+    workers = len(settings["batch_sizes"])
+    parts = str(settings.get("attack") or "").split(":")
+    count = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
+    return set(range(max(0, workers - count), workers))
+
+
+def train_command(settings: Mapping[str, Any]) -> list[str]:
+    """The command that repeats a run, with a flag for each setting that is not at its default.
+
+    >>> train_command({"task": "mnist", "rule": "robust", "mode": 4, "seed": 0, "top": 0.1, "feedback": True})
+    ['signvote', 'train', '--task', 'mnist', '--rule', 'robust', '--mode', '4', '--top', '0.1', '--feedback']
+    """
+    line = ["signvote", "train"]
+    for name, value in unusual(settings).items():
+        if name in SETTINGS and name not in _implied(settings):
+            line += ["--" + name.replace("_", "-"), *_arguments(value)]
+    return line
+
+
+def _implied(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The settings that others decide: batch sizes follow a mode, and the number of workers follows batch sizes."""
+    return ("batch_sizes",) if settings.get("mode") is not None else ("workers", "mode")
+
+
+def _arguments(value: Any) -> list[str]:
+    """What follows a flag."""
+    if value is True:
+        return []
+    if isinstance(value, dict):
+        return [f"{key}={json.dumps(inner)}" for key, inner in value.items()]
+    return [str(part) for part in (value if isinstance(value, list) else [value])]
 
 
 def machine_label(stretches: Sequence[dict[str, Any]]) -> str:

@@ -108,9 +108,7 @@ def _value(row: Row | None) -> str:
     if row is None:
         return ""
     text = value_text(row)
-    if row["status"] != "done":
-        text += " (interrupted)"
-    return text
+    return f"{text} ({row['status']})" if row["status"] != "done" else text
 
 
 def _range(values: list[float], form: str) -> str:

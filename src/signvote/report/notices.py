@@ -25,7 +25,7 @@ def noticed(experiments: list[Experiment]) -> list[Noticed]:
             texts = _texts(run)
             if texts:
                 conditions = f"{experiment.panel}, seed {run['config']['seed']}"
-                found.append(Noticed(experiment.label, conditions, texts))
+                found.append(Noticed(experiment.label + experiment.mark, conditions, texts))
     return found
 
 

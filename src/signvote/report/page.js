@@ -5,6 +5,8 @@
   const MARGIN = { top: 28, right: 14, bottom: 40, left: 52 };
   const data = JSON.parse(document.getElementById("data").textContent);
   const hidden = new Set();
+  const hiders = new Map();  // of each panel: hides its tip, unless a tap was inside it
+  let drawnAt = 0;  // the width of the window: a phone that scrolls changes its height alone
   let metric = data.metrics[0];
 
   function element(parent, name, attributes = {}, text = "") {
@@ -175,8 +177,12 @@
     cursor.style.display = "none";
     const tip = element(holder, "div", { class: "tip" });
     tip.hidden = true;
-    svg.addEventListener("pointermove", (event) => pointAt(panel, scale, holder, event));
-    svg.addEventListener("pointerleave", () => { tip.hidden = true; cursor.style.display = "none"; });
+    const hide = () => { tip.hidden = true; cursor.style.display = "none"; };
+    for (const kind of ["pointermove", "pointerdown"]) {
+      svg.addEventListener(kind, (event) => pointAt(panel, scale, holder, event));
+    }
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") hide(); });  // a tap leaves at once
+    hiders.set(panel, (target) => { if (!svg.contains(target)) hide(); });
   }
 
   function legend(panel, parent, redraw) {
@@ -203,7 +209,10 @@
     legend(panel, element(figure, "div", { class: "legend" }), draw);
     return draw;
   });
-  const drawAll = () => drawings.forEach((draw) => draw());
+  const drawAll = () => {
+    drawnAt = window.innerWidth;
+    drawings.forEach((draw) => draw());
+  };
 
   for (const name of data.metrics) {
     const choices = document.querySelector(".switch");
@@ -215,5 +224,15 @@
     });
   }
   drawAll();
-  window.addEventListener("resize", drawAll);
+  window.addEventListener("resize", () => { if (window.innerWidth !== drawnAt) drawAll(); });
+  document.addEventListener("pointerdown", (event) => hiders.forEach((hide) => hide(event.target)));
+
+  // A strip tells its rounds in words below it: a finger cannot rest on it, as a mouse can.
+  for (const strips of document.querySelectorAll(".strips article")) {
+    const tell = (event) => {
+      const title = event.target.closest("rect") && event.target.querySelector("title");
+      if (title) strips.querySelector(".told").textContent = title.textContent;
+    };
+    for (const kind of ["pointermove", "pointerdown"]) strips.addEventListener(kind, tell);
+  }
 })();

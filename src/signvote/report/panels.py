@@ -97,8 +97,14 @@ def arranged(experiments: list[Experiment]) -> tuple[list[Panel], Marks]:
     curves = Counter(experiment.panel for experiment in experiments)
     crowded = max(curves.values()) > MOST_CURVES
     if crowded and len(modes) > 1:
-        return _panels_by_mode(experiments, modes), marks_of(experiments, by_curve=True)
+        return arranged_by_mode(experiments)
     return _panels_by_title(experiments), marks_of(experiments)
+
+
+def arranged_by_mode(experiments: list[Experiment]) -> tuple[list[Panel], Marks]:
+    """A panel per batch mode, and a color per rule."""
+    modes = batch_order(experiments)
+    return _panels_by_mode(experiments, modes), marks_of(experiments, by_curve=True)
 
 
 def can_fall(metric: Metric) -> bool:

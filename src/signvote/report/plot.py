@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ STYLE: Any = {  # matplotlib's own type for it changes with every version
 }
 
 
-def figure(results: Results, path: Path) -> None:
+def figure(results: Results, path: Path | str) -> None:
     """Draw the mean over seeds with its spread shaded, in the panels that `panels.arranged` gives.
 
     Args:
@@ -52,16 +53,19 @@ def figure(results: Results, path: Path) -> None:
         path: ends in .png or .svg; its folder exists.
 
     """
+    write_figure(path, lambda: _drawn(experiments_of(results)))
+
+
+def write_figure(path: Path | str, draw: Callable[[], Figure], style: Any = STYLE) -> None:
+    """Draw with settings of matplotlib, which are restored, and write the file."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise ConfigError(f"a figure cannot be written to {path.name!r}: the name must end in .png or .svg")
-    experiments = experiments_of(results)
     from matplotlib import rc_context  # this import takes a second, so only drawing pays for it
 
-    with rc_context(STYLE):
-        sheet = _drawn(experiments)
-        write_atomically(path, _saved(sheet, suffix[1:]))
+    with rc_context(style):
+        write_atomically(path, _saved(draw(), suffix[1:]))
 
 
 def _drawn(experiments: list[Experiment]) -> Figure:
@@ -109,14 +113,20 @@ def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
     for experiment in panel.members:
         _draw_curve(axes, experiment, marks)
     bottom, top = panel.frame
-    axes.set_title(panel.title, fontsize=11, loc="left", wrap=True)
+    axes.set_title("\n".join([panel.title, *_unfinished(panel, marks)]), fontsize=11, loc="left", wrap=True)
     axes.set_xlabel("round")
     axes.set_ylabel(f"test {panel.metric.title}")
     axes.set_xlim(left=0)
     if panel.is_log:
         axes.set_yscale("log")
-    axes.set_ylim(*_drawn_values(panel.metric, [bottom, top]))
+    axes.set_ylim(*drawn_values(panel.metric, [bottom, top]))
     _mark_falls(axes, panel, marks)
+
+
+def _unfinished(panel: Panel, marks: Marks) -> list[str]:
+    """A line for each curve of a run that has not come to its end."""
+    members = [member for member in panel.members if not member.is_done]
+    return [(marks.name(member) if marks.by_curve else member.label) + member.mark for member in members]
 
 
 def _draw_curve(axes: Axes, experiment: Experiment, marks: Marks) -> None:
@@ -125,19 +135,19 @@ def _draw_curve(axes: Axes, experiment: Experiment, marks: Marks) -> None:
     color = marks.color(experiment)
     axes.plot(
         curve.rounds,
-        _drawn_values(metric, curve.mean),
+        drawn_values(metric, curve.mean),
         color=color,
-        linestyle=_linestyle(marks.dash(experiment)),
+        linestyle=linestyle(marks.dash(experiment)),
         linewidth=LINE_WIDTH,
         marker="o" if len(curve.rounds) == 1 else None,
     )
     if len(experiment.runs) > 1:
-        low = _drawn_values(metric, curve.low)
-        high = _drawn_values(metric, curve.high)
+        low = drawn_values(metric, curve.low)
+        high = drawn_values(metric, curve.high)
         axes.fill_between(curve.rounds, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _drawn_values(metric: Metric, values: list[float]) -> list[float]:
+def drawn_values(metric: Metric, values: list[float]) -> list[float]:
     """A share in percent, another metric as it is."""
     return [100 * value for value in values] if metric.is_share else values
 
@@ -229,10 +239,11 @@ def _legend(
 def _line(color: str, dashes: Dashes) -> Line2D:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=color, linestyle=_linestyle(dashes), linewidth=LINE_WIDTH)
+    return Line2D([], [], color=color, linestyle=linestyle(dashes), linewidth=LINE_WIDTH)
 
 
-def _linestyle(dashes: Dashes) -> Any:
+def linestyle(dashes: Dashes) -> Any:
+    """Dashes as matplotlib names them."""
     return (0, dashes) if dashes else "-"
 
 

@@ -14,6 +14,7 @@ from signvote.metrics import Metric
 from signvote.report.finals import BASELINE, Row, lead_text, value_text, varying_settings
 
 WORDS = ("batches", "rule")  # columns of text; the others are numbers
+BYTES = "bytes of a vote, and how many times fewer than float32"
 LEAD_WIDTH = 12  # characters: a number and its spread on one line
 
 
@@ -39,7 +40,7 @@ def _table(rows: list[Row], title: str, baseline: str) -> Table:
     table = Table(
         title=title,
         title_justify=left,
-        caption="bytes of a vote, and how many times fewer than float32",
+        caption="\n".join([BYTES, *_unfinished(rows)]),
         caption_justify=left,
         box=SIMPLE_HEAD,
     )
@@ -70,6 +71,11 @@ def _add_columns(table: Table, value: str, leads: list[str]) -> None:
         )
 
 
+def _unfinished(rows: list[Row]) -> list[str]:
+    """A line for each row whose value is marked, because no run came to its end."""
+    return [f"* {row['rule']}, {row['batches']}: {row['status']}" for row in rows if row["status"] != "done"]
+
+
 def _value(row: Row) -> str:
     text = value_text(row)
     if row["metric"].is_share:
@@ -77,7 +83,7 @@ def _value(row: Row) -> str:
         if row["spread"] is not None:
             text += f" ± {_percent(row['spread'])}"
     if row["status"] != "done":
-        text += f" ({row['status']})"
+        text += " *"
     return text
 
 

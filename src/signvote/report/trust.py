@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from signvote.report.experiments import Experiment
-from signvote.report.labels import unique
+from signvote.report.labels import attackers_of, unique
 from signvote.report.measures import number
 from signvote.results import Result
 
@@ -44,6 +44,8 @@ class WorkerTrust:
         None  # fraction of its votes that one round's decision overruled; no estimate of p
     )
     overruled_in: int | None = None  # that round: the last evaluated one in which it voted
+    attacks: bool = False  # at least in some rounds
+    missed: frozenset[int] = frozenset()  # indexes of the evaluated rounds in which it did not vote
 
     @property
     def share(self) -> float:
@@ -69,6 +71,8 @@ def workers_of(run: Result) -> list[WorkerTrust]:
     if all(difference < 1e-9 for difference in differences):
         return []
     sizes = run["config"]["batch_sizes"]
+    attackers = attackers_of(run["config"])
+    overruled_by_round = trust.get("overruled", ())
     workers = []
     for i, id in enumerate(trust["workers"]):
         overruled, round = _last_overruled(trust, i)
@@ -78,6 +82,8 @@ def workers_of(run: Result) -> list[WorkerTrust]:
             shares=[shares[i] for shares in by_round],
             overruled=overruled,
             overruled_in=round,
+            attacks=int(id) in attackers,
+            missed=frozenset(t for t, row in enumerate(overruled_by_round) if row[i] is None),
         )
         workers.append(worker)
     return sorted(workers, key=lambda worker: (worker.batch_size, worker.id))
@@ -92,33 +98,41 @@ def sentence(workers: list[WorkerTrust]) -> str:
     'Largest weight: worker 1 (batch 904), overruled in 18.0 % of its votes in round 50, with 90.0 % of all weight. ...'
     """
     top = max(workers, key=lambda worker: worker.share)
-    lowest = min(worker.share for worker in workers)
-    if top.share == lowest == 0:
+    if not any(worker.share for worker in workers):
         return "Every weight is 0: no vote counts."
-    if lowest > 0 and top.share < ALIKE * lowest:
-        low = _percent(lowest)
+    voting = [worker.share for worker in workers if worker.share]
+    if min(voting) > 0 and top.share < ALIKE * min(voting) and len(voting) > 1:
+        silent = [worker.id for worker in workers if not worker.share]
+        low = _percent(min(voting))
         high = _percent(top.share)
-        return f"All weights are similar: each worker has {low} to {high} of all weight."
+        return _similar(silent, f"{low} to {high}" if high != low else high)
     return _largest_weight(top, workers) + _inverted(workers)
 
 
 def section(experiments: list[Experiment]) -> str:
     """HTML: a strip per worker, for the first seed of each experiment whose workers have different weights."""
-    blocks = []
+    shown = []
     equal = []
     for experiment in experiments:
         workers = workers_of(experiment.runs[0])
         if workers:
-            blocks.append(_block(experiment, workers))
+            shown.append((experiment, workers))
         else:
-            equal.append(experiment.rule)
-    note = ""
-    if equal:
-        rules = escape(", ".join(unique(equal)))
-        note = f"<p>All workers have the same weight in: {rules}.</p>"
+            equal.append(experiment)
+    largest = max((worker.largest for _, workers in shown for worker in workers), default=1.0)
+    blocks = [_block(experiment, workers, largest) for experiment, workers in shown]
+    note = _equal_weights(equal, {experiment.rule for experiment, _ in shown})
     reasons = _reasons(experiments)
     strips = "".join(blocks)
     return f'{reasons}<div class="strips">{strips}</div>{note}'
+
+
+def _equal_weights(equal: list[Experiment], unequal_rules: set[str]) -> str:
+    """A sentence about the experiments without strips; a rule that has strips elsewhere is named with its batches."""
+    names = [each.label if each.rule in unequal_rules else each.rule for each in equal]
+    if not names:
+        return ""
+    return f"<p>All workers have the same weight in: {escape('; '.join(unique(names)))}.</p>"
 
 
 def _shares(weights: Sequence[float | None]) -> list[float]:
@@ -143,6 +157,15 @@ def _reasons(experiments: list[Experiment]) -> str:
         if rule in WHY:
             text += f"<li><b>{rule}</b>: {WHY[rule]}</li>"
     return f"<ul>{text}</ul>"
+
+
+def _similar(silent: list[int], each: str) -> str:
+    """A sentence about workers of which some have no weight and all others about the same."""
+    if not silent:
+        return f"All weights are similar: each worker has {each} of all weight."
+    ids = ", ".join(map(str, sorted(silent)))
+    some = f"Worker {ids} has" if len(silent) == 1 else f"Workers {ids} have"
+    return f"{some} weight 0. Each of the others has {each} of all weight."
 
 
 def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
@@ -178,15 +201,14 @@ def _inverted(workers: list[WorkerTrust]) -> str:
     )
 
 
-def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
+def _block(experiment: Experiment, workers: list[WorkerTrust], largest: float) -> str:
     run = experiment.runs[0]
     seed = run["config"]["seed"]
-    label = escape(experiment.label)
+    label = escape(experiment.label + experiment.mark)
     small = escape(f"{experiment.panel}, seed {seed}")
     words = escape(sentence(workers))
     rounds = [int(t) for t in run["trust"]["round"]]
     columns = _columns(len(rounds))
-    largest = max(worker.largest for worker in workers)
     body = ""
     for worker in _shown(workers):
         body += _strip(worker, rounds, columns, largest)
@@ -196,7 +218,8 @@ def _block(experiment: Experiment, workers: list[WorkerTrust]) -> str:
         f"<article><h3>{label} <small>{small}</small></h3><p>{words}</p>"
         '<div class="strip head"><span>worker</span>'
         f'<span class="rounds"><span>round {first}</span><span>{rounds[-1]}</span></span>'
-        f"<span>weight</span><span>overruled</span></div>{body}</article>"
+        f"<span>weight</span><span>overruled<br>in {rounds[-1]}</span></div>{body}"
+        '<output class="told"></output></article>'
     )
 
 
@@ -230,30 +253,41 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
     cells = ""
     for x, i in enumerate(columns):
         share = worker.shares[i]
-        percent = _percent(share)
-        title = f"{worker.name}, round {rounds[i]}: {percent} of all weight"
-        cells += _cell(x, share / largest, title)
+        title = f"{worker.name}, round {rounds[i]}: {_percent(share)} of all weight"
+        cells += _cell(x, share / largest, title, missed=i in worker.missed)
     name = escape(worker.name)
     percent = _percent(worker.share)
-    overruled = "<span></span>"
-    if worker.overruled is not None:
-        title = f"of its votes in round {worker.overruled_in}"
-        overruled = f'<span title="{title}">{_percent(worker.overruled)}</span>'
     return (
-        f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small></span>'
+        f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{_marks(worker)}</span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{percent}</span>{overruled}</div>"
+        f"<span>{percent}</span><span>{_overruled(worker, rounds[-1])}</span></div>"
     )
 
 
-def _cell(x: int, strength: float, title: str) -> str:
-    """A rectangle of the strip; `strength` is -1 to 1."""
+def _marks(worker: WorkerTrust) -> str:
+    """What is special about a worker, after its name."""
+    return ' <em class="attacks">attacks</em>' if worker.attacks else ""
+
+
+def _overruled(worker: WorkerTrust, last: int) -> str:
+    """The share of its votes that were overruled. It names the round if that is not the last evaluated one."""
+    if worker.overruled is None:
+        return "never voted"
+    other = "" if worker.overruled_in == last else f"<br><small>in {worker.overruled_in}</small>"
+    return _percent(worker.overruled) + other
+
+
+def _cell(x: int, strength: float, title: str, *, missed: bool) -> str:
+    """A rectangle of the strip; `strength` is -1 to 1. A line through it shows a round without a vote."""
     kind = "inverted" if strength < 0 else "trusted"
     opacity = f"{abs(strength):.3f}"
+    line = f'<rect x="{x}" y="0.42" width="1" height="0.16" class="missed"/>' if missed else ""
+    if missed:
+        title += ", did not vote"
     return (
         f'<rect x="{x}" width="1" height="1" class="{kind}" fill-opacity="{opacity}">'
-        f"<title>{escape(title)}</title></rect>"
+        f"<title>{escape(title)}</title></rect>{line}"
     )
 
 

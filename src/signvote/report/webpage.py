@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable
 from html import escape
 from importlib.resources import files
@@ -16,7 +17,7 @@ from typing import Any
 from signvote.report import notices, trust, webtables
 from signvote.report.experiments import Experiment, experiments_of, machines_of
 from signvote.report.finals import BASELINE, table
-from signvote.report.labels import batch_label, unique
+from signvote.report.labels import batch_label, train_command, unique
 from signvote.report.marks import Marks
 from signvote.report.measures import SIGN_ERROR, Curve
 from signvote.report.panels import Panel, arranged
@@ -25,8 +26,15 @@ from signvote.results import Results
 DIGITS = 6  # of a point of a curve
 
 
-def page(results: Results, baseline: str = BASELINE) -> str:
-    """The page as text: curves to explore, final values, trust, bytes, time, configuration."""
+def page(results: Results, baseline: str = BASELINE, *, live: str = "") -> str:
+    """The page as text: curves to explore, final values, trust, bytes, time, configuration.
+
+    Args:
+        results: of one or many runs.
+        baseline: the rule that the others are compared with.
+        live: of a page that `signvote.report.live` serves, the state of its files; it then asks for changes.
+
+    """
     experiments = experiments_of(results)
     tasks = unique(str(experiment.settings["task"]) for experiment in experiments)
     curves = {"panels": _panels(experiments), "metrics": _names(experiments)}
@@ -45,8 +53,24 @@ def page(results: Results, baseline: str = BASELINE) -> str:
         "data": embedded(curves),
         "css": _file("page.css"),
         "js": _file("page.js"),
+        **_live_parts(live),
     }
     return Template(_file("page.html")).substitute(parts)
+
+
+def waiting_page(live: str, trouble: str = "") -> str:
+    """The page of a folder in which no run has been evaluated yet, or whose files cannot be read."""
+    said = escape(trouble or "No run has been evaluated yet. This page loads itself again when one has.")
+    parts = {"said": said, "css": _file("page.css"), **_live_parts(live)}
+    return Template(_file("waiting.html")).substitute(parts)
+
+
+def _live_parts(live: str) -> dict[str, str]:
+    """What a live page has and a file has not: the right to ask its server, and the script that does."""
+    if not live:
+        return {"connect": "", "live": ""}
+    script = f"<script>\nconst SHOWN = {embedded(live)};\n{_file('live.js')}</script>"
+    return {"connect": "connect-src 'self'; ", "live": script}
 
 
 def embedded(data: object) -> str:
@@ -68,7 +92,7 @@ def _summary(experiments: list[Experiment]) -> str:
     rounds = max(experiment.last_round() for experiment in experiments)
     text = f"{_runs(runs)}, up to {rounds} rounds."
     if left_out:
-        text += f" {_runs(left_out)} left out, because interrupted."
+        text += f" {_runs(left_out)} left out, because unfinished."
     return text
 
 
@@ -115,8 +139,7 @@ def _has_negative(panel: Panel, name: str) -> bool:
 
 def _series(id: str, experiment: Experiment, panel: Panel, marks: Marks) -> dict[str, Any]:
     label = marks.name(experiment) if marks.by_curve else experiment.label
-    if experiment.interrupted:
-        label += " (interrupted)"
+    label += experiment.mark
     sizes = batch_label(experiment.settings["batch_sizes"])
     return {
         "id": id,
@@ -198,6 +221,10 @@ def _configuration(experiment: Experiment) -> str:
         name = json.dumps(key)
         lines.append(f"{name}: {json.dumps(value)}")
     text = escape("\n".join(lines))
-    label = escape(experiment.label)
+    command = escape(shlex.join(train_command(experiment.runs[0]["config"])))
+    label = escape(experiment.label + experiment.mark)
     panel = escape(experiment.panel)
-    return f"<details><summary>{label} <small>{panel}</small></summary><pre>{text}</pre></details>"
+    return (
+        f"<details><summary>{label} <small>{panel}</small></summary>"
+        f'<pre class="command"><code>{command}</code></pre><pre>{text}</pre></details>'
+    )

@@ -26,13 +26,13 @@ def finals_table(rows: list[Row], baseline: str) -> str:
 
 
 def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
-    keys = ["task", *_unusual(rows), "batches", "rule"]
+    keys = [*_varied(rows, ["task", *_unusual(rows)]), "batches", "rule"]
     has_leads = any(row["lead"] is not None for row in rows)
     heads = [Head(key) for key in keys]
     heads.append(Head(metric.name, "number"))
     if has_leads:
         heads.append(Head(f"against {baseline}", "number"))
-    heads += [Head(text, "number") for text in ("seeds", "bytes up", "fewer than float32")]
+    heads += [Head(text, "number") for text in ("seeds", "bytes a vote", "fewer than float32")]
     body = [_finals_row(row, keys, has_leads) for row in rows]
     note = ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")
     if has_leads:
@@ -83,7 +83,7 @@ def seconds_table(experiments: list[Experiment]) -> str:
         if seconds:
             times = [seconds.get(phase, 0.0) for phase in phases]
             panel = experiment.panel if several_panels else ""
-            body.append(_seconds_row(experiment.label, panel, times, longest))
+            body.append(_seconds_row(experiment.label + experiment.mark, panel, times, longest))
     heads = [Head("rule and batches"), Head("", "bars")]
     for i, phase in enumerate(phases):
         heads.append(Head(phase, "number", color_of(i)))
@@ -101,8 +101,8 @@ class Traffic:
 
     @property
     def times_fewer(self) -> float:
-        """How many times fewer bytes than float32, both ways together."""
-        return 2 * self.plain / (self.up + self.down)
+        """How many times fewer bytes a vote has than the gradient in float32."""
+        return self.plain / self.up
 
 
 def _unusual(rows: list[Row]) -> list[str]:
@@ -115,9 +115,14 @@ def _unusual(rows: list[Row]) -> list[str]:
     return unusual
 
 
+def _varied(rows: list[Row], keys: list[str]) -> list[str]:
+    """The columns in which rows differ: the others, which the headings above name, would push values off a phone."""
+    return [key for key in keys if len({row[key] for row in rows}) > 1]
+
+
 def _finals_row(found: Row, keys: list[str], has_leads: bool) -> str:
     value = f"{value_text(found)} {found['metric'].unit}".rstrip()
-    status = " <small>interrupted</small>" if found["status"] == "interrupted" else ""
+    status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"
@@ -138,8 +143,8 @@ def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:
     bars = f'<span class="bar" style="width:{width:.2f}%"></span><span class="bar plain"></span>'
     up = count(traffic.up)
     down = count(traffic.down)
-    signvote = f"{up} up, {down} down"
-    float32 = f"{count(traffic.plain)} each way"
+    signvote = f"{up} a vote, {down} a decision"
+    float32 = f"{count(traffic.plain)} a gradient"
     fewer = "the same"
     if traffic.times_fewer > CLEARLY_FEWER:
         fewer = f"{traffic.times_fewer:.1f} times fewer"

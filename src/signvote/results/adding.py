@@ -11,7 +11,7 @@ from pathlib import Path
 from signvote.results.files import Result, Results, identity_of, read, results_of, write
 
 
-def add(path: Path, runs: Sequence[Result], command: str = "") -> Results:
+def add(path: Path | str, runs: Sequence[Result], command: str = "") -> Results:
     """Put runs into a results file, and return all that it holds now: these runs, then the others.
 
     A run replaces the one of the same configuration, unless only that one is finished. Two processes may add to
@@ -23,6 +23,7 @@ def add(path: Path, runs: Sequence[Result], command: str = "") -> Results:
         command: the user's command line. It replaces those of earlier runs if none of these is left.
 
     """
+    path = Path(path)
     with locked(path.parent):
         earlier = read(path) if path.exists() else results_of([])
         results = _together(runs, earlier, command)

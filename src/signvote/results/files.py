@@ -35,17 +35,19 @@ def results_of(runs: Iterable[Result], command: str = "") -> Results:
     return {"format": FORMAT, "command": command, "runs": list(runs)}
 
 
-def results_file(folder: Path) -> Path:
+def results_file(folder: Path | str) -> Path:
     """Path of the results in a folder: the compressed file if there is one, otherwise the plain file."""
+    folder = Path(folder)
     compressed = folder / COMPRESSED
     return compressed if compressed.exists() else folder / NAME
 
 
-def write(path: Path, results: Results | Result) -> None:
+def write(path: Path | str, results: Results | Result) -> None:
     """Write a results file, or the result of one run. A name that ends in .gz is written compressed.
 
     The old file stays until the new one is complete. The same results give the same bytes.
     """
+    path = Path(path)
     data = json.dumps(results).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)

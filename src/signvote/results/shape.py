@@ -214,7 +214,7 @@ OPTIONAL = (
 
 
 def _check_settings(config: dict[str, Any], what: str) -> None:
-    missing = [f"config.{name}" for name in NEEDED if config.get(name) is None]
+    missing = [f"config.{name}" for name in NEEDED if config.get(name) in (None, [])]
     if missing:
         raise StateError(f"{what} lacks {', '.join(missing)}; was the file edited?")
     for name, value in config.items():
@@ -226,6 +226,8 @@ def _check_settings(config: dict[str, Any], what: str) -> None:
     for name in ("mode", "workers", "rounds", "evaluate_every"):
         if config.get(name) is not None and config[name] < 0:
             raise StateError(f"{what} has a wrong setting {name} = {config[name]}; was the file edited?")
+    if not config["batch_sizes"]:
+        raise StateError(f"{what} has no workers: its batch_sizes are empty; was the file edited?")
 
 
 def _check_evaluations(run: dict[str, Any], what: str) -> None:

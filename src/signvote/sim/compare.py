@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -37,11 +38,11 @@ DIGEST_LENGTH = 16
 
 def compare(
     configs: list[Config],
-    out: Path,
+    out: Path | str,
     *,
     names: Sequence[str] | None = None,
     command: str = "",
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     machine: Machine | None = None,
     jobs: int | None = None,
     watch: Watch = lambda number, round, reading: None,
@@ -65,6 +66,7 @@ def compare(
         trackers: each is called with the folder of a run, in its process, and returns a Tracker, as TensorBoard does.
 
     """
+    out = Path(out)
     machine = machine or Machine()
     folders = [out / "runs" / name for name in names or map(name_of, configs)]
     path = results_file(out)
@@ -91,22 +93,15 @@ def compare(
         for task, model, options in dict.fromkeys(_task_of(configs[i]) for i in todo):
             load_task(task, data_dir, model, json.loads(options))  # raises at once if data are missing
         processes = min(jobs or _jobs_on(machine), len(todo))
-        with _pool(processes) as (pool, news, stop):
+        with interruptible() as stopped, _pool(processes) as (pool, news, stop):
             futures = {}
             for i in todo:
-                futures[i] = pool.submit(
-                    _one,
-                    i,
-                    configs[i],
-                    folders[i],
-                    data_dir,
-                    machine,
-                    trackers,
-                )
-            with interruptible() as stopped:
-                _follow(futures, news, watch, keep, stopped)
-                if stopped.is_set():
-                    stop.set()
+                if not stopped.is_set():
+                    work = i, configs[i], folders[i]
+                    futures[i] = pool.submit(_one, *work, data_dir, machine, trackers)
+            _follow(futures, news, watch, keep, stopped)
+            if stopped.is_set():
+                stop.set()
             for i, future in futures.items():
                 finished[i] = future.result()
     return kept()
@@ -158,12 +153,17 @@ def _task_of(config: Config) -> tuple[str, str | None, str]:
 
 
 def done(config: Config, folder: Path) -> Result | None:
-    """The finished result in a folder; None if there is none. A result of another run is an error."""
+    """The finished result in a folder; None if there is none, or if it has too few rounds and may be resumed.
+
+    A result of another run is an error.
+    """
     path = folder / "result.json"
     if not path.exists():
         return None
     (result,) = read(path)["runs"]
     found = result["config"]
+    if config.extends(found):
+        return None
     for name, wanted in config.as_dict().items():
         if wanted != found[name]:
             raise ConfigError(
@@ -193,8 +193,8 @@ def _part(name: str, value: Any) -> str:
         return "-".join(_part(key, value[key]) for key in sorted(value))
     items = value if isinstance(value, list | tuple) else [value]
     text = "+".join(map(str, items))
-    safe = re.sub(r"[^0-9A-Za-z.+=]+", "_", text)
-    return f"{name}={safe}"
+    safe = re.sub(r"[^0-9A-Za-z.+=]+", "_", f"{name}={text}")
+    return safe
 
 
 def _told_apart(name: str, config: Config, namesakes: list[Config]) -> str:
@@ -233,7 +233,7 @@ _parent: dict[str, Any] = {}  # "news": a queue to the waiting process; "stop": 
 
 
 @lru_cache(maxsize=1)
-def _task(name: str, model: str | None, options: str, data_dir: Path | None) -> Task:
+def _task(name: str, model: str | None, options: str, data_dir: Path | str | None) -> Task:
     return load_task(name, data_dir, model, json.loads(options))
 
 
@@ -255,7 +255,7 @@ def _one(
     number: int,
     config: Config,
     folder: Path,
-    data_dir: Path | None,
+    data_dir: Path | str | None,
     machine: Machine,
     trackers: Sequence[Callable[[Path], Tracker]],
 ) -> Result | None:
@@ -311,12 +311,26 @@ def _follow(
 
 
 @contextmanager
+def _deferred() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block. Processes that start in it never hear it: their parent handles it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def _pool(processes: int) -> Iterator[tuple[ProcessPoolExecutor, Any, Any]]:
     """Processes with a queue for news and an event to stop; where possible, forked from one that has torch."""
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
     context = multiprocessing.get_context(method)
     context.set_forkserver_preload([__name__])
+    if method == "forkserver":
+        resource_tracker.ensure_running()  # its start ends the block below
+        with _deferred():
+            forkserver.ensure_running()
     news = context.Queue()
     stop = context.Event()
     pool = ProcessPoolExecutor(

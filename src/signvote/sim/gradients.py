@@ -65,10 +65,11 @@ class Gradients:
             draws = self.task.draw(len(indices), augmentation)
             if draws is not None:
                 draws = draws.to(device)
-            self._add(indices.to(device), draws, relabeled)
+            self.add(indices.to(device), draws, relabeled)
         return self.flat
 
-    def _add(self, indices: Tensor, draws: Tensor | None, relabeled: bool = False) -> None:
+    def add(self, indices: Tensor, draws: Tensor | None, relabeled: bool = False) -> None:
+        """Add the gradient of the mean loss over some training samples to `flat`."""
         task = self.task
         batch = task.batch(task.train, indices, draws)
         if relabeled:
@@ -96,7 +97,7 @@ class Gradients:
         total = torch.zeros_like(self.flat)
         for indices in torch.split(everything, TRUTH):
             self.flat.zero_()
-            self._add(indices, None)
+            self.add(indices, None)
             total.add_(self.flat, alpha=len(indices) / samples)
         return self.flat.copy_(total)
 

@@ -41,6 +41,20 @@ def train(
     """Run to the end, or to Ctrl-C: either leaves `result.json` and `checkpoint.safetensors` in `out`.
 
     Returns the content of `result.json`; its attribute `model` is the trained model.
+    The checkpoint has its parameters, too.
+
+    >>> import torch
+    >>> from tempfile import TemporaryDirectory
+    >>> from signvote.tasks import load_task
+    >>> task = load_task("mnist-10k", model="mlp")
+    >>> with TemporaryDirectory() as folder:
+    ...     trained = train(Config(task="mnist-10k", model="mlp", rounds=2), task, folder)
+    ...     saved = checkpoint.load(f"{folder}/checkpoint.safetensors")["model"]
+    >>> trained["status"], trained.model(torch.zeros(1, 1, 28, 28)).shape
+    ('done', torch.Size([1, 10]))
+    >>> model = task.model()
+    >>> model.load_state_dict(saved)
+    <All keys matched successfully>
 
     Args:
         config: the run.
@@ -70,7 +84,8 @@ def train(
         with interruptible() as stopped:
             while run.round < config.rounds and not stopped.is_set():
                 run.step()
-                telling.tell()
+                if telling.tell():
+                    write(out / RESULT, run.result("interrupted"))  # for those who watch, and if it is killed
                 if watch(run):
                     stopped.set()
                 if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:

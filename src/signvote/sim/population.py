@@ -78,8 +78,8 @@ def split(samples: Samples, workers: int, how: str, seed: int) -> list[Tensor]:
         shares = _dirichlet(labels, workers, alpha, seed)
         parts = _divided(labels, shuffled, shares)
     elif kind == "labels":
-        k = int(_number(how, value))
         labels = _classes(samples, how)
+        k = _label_count(how, value, labels)
         shares = _few_labels(labels, workers, k)
         parts = _divided(labels, shuffled, shares)
     else:
@@ -111,6 +111,15 @@ def _number(how: str, value: str) -> float:
     return number
 
 
+def _label_count(how: str, value: str, labels: Tensor) -> int:
+    """K of `labels:K`."""
+    kinds = int(labels.max()) + 1
+    number = _number(how, value)
+    if number > kinds or number != int(number):
+        raise ConfigError(f"split is {how!r}; K must be an integer in 1..{kinds}, the labels of the task")
+    return int(number)
+
+
 def _dirichlet(labels: Tensor, workers: int, alpha: float, seed: int) -> Tensor:
     """Shares (labels, workers): each row sums to 1."""
     rng = np.random.default_rng([seed, 2])
@@ -124,7 +133,7 @@ def _few_labels(labels: Tensor, workers: int, k: int) -> Tensor:
     kinds = int(labels.max()) + 1
     owns = torch.zeros(kinds, workers, dtype=torch.float64)
     for m in range(workers):
-        for i in range(min(k, kinds)):
+        for i in range(k):
             label = (m * k + i) % kinds
             owns[label, m] = 1
     owners = owns.sum(1, keepdim=True)
@@ -150,16 +159,19 @@ def _divided(labels: Tensor, shuffled: Tensor, shares: Tensor) -> list[Tensor]:
 class Sampler:
     """The batches of each worker: its own samples, shuffled again for each epoch.
 
+    A worker that owns fewer samples than its batch size has some of them twice or more in a batch.
+
     Batch t of a worker is a pure function of (seed, worker, t), so a resumed run draws the same batches as an
     uninterrupted one.
     """
 
     def __init__(self, parts: Sequence[Tensor], batch_sizes: Sequence[int], seed: int) -> None:
-        for m, (part, size) in enumerate(zip(parts, batch_sizes, strict=True)):
-            if not 1 <= size <= len(part):
+        lengths = {id(part): len(part) for part in parts}  # shared data are one part for all
+        samples = sum(lengths.values())
+        for m, size in enumerate(batch_sizes):
+            if not 1 <= size <= samples:
                 raise ConfigError(
-                    f"worker {m} has a batch size of {size};"
-                    f" it must lie in 1..{len(part)}, the samples it owns"
+                    f"worker {m} has a batch size of {size}; it must lie in 1..{samples}, the training samples"
                 )
         self.parts = parts
         self.batch_sizes = batch_sizes
@@ -169,16 +181,15 @@ class Sampler:
 
     def batch(self, worker: int, t: int) -> Tensor:
         """Indices of the samples in a worker's batch number t, counted from 0."""
-        size = self.batch_sizes[worker]
-        samples = len(self.parts[worker])
-        epoch, start = divmod(t * size, samples)
-        shuffled = self._epoch(worker, epoch)
-        indices = shuffled[start : start + size]
-        missing = size - len(indices)
-        if missing:
-            following = self._epoch(worker, epoch + 1)
-            indices = torch.cat([indices, following[:missing]])
-        return indices
+        missing = self.batch_sizes[worker]
+        epoch, start = divmod(t * missing, len(self.parts[worker]))
+        drawn = []
+        while missing:
+            following = self._epoch(worker, epoch)[start : start + missing]
+            drawn.append(following)
+            missing -= len(following)
+            epoch, start = epoch + 1, 0
+        return torch.cat(drawn)
 
     def _shuffled(self, worker: int, epoch: int) -> Tensor:
         part = self.parts[worker]

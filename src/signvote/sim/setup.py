@@ -11,7 +11,8 @@ import torch
 
 from signvote.core.encoder import Encoding
 from signvote.core.layout import Layout
-from signvote.core.rules import RULES
+from signvote.core.rules import RULES, make_rule
+from signvote.core.scaled import ScaledVotes
 from signvote.core.server import Server
 from signvote.errors import ConfigError
 from signvote.sim.attacks import parse_attack
@@ -19,6 +20,7 @@ from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients
 from signvote.sim.joint.passes import JointPass, is_joint
 from signvote.sim.joint.together import Together
+from signvote.sim.local import Locally
 from signvote.sim.machine import Machine
 from signvote.sim.phases import Phases
 from signvote.sim.population import FOREVER, Sampler, generator, parse_absences, split
@@ -40,18 +42,25 @@ def make_assignment(config: Config, task: Task) -> Assignment:
             f"attack is {config.attack!r}; it needs class labels, integers of shape (n,),"
             f" and task {task.name!r} has none"
         )
-    names = [field.name for field in fields(Encoding) if field.name != "corrects"]
-    corrects = config.rule in RULES and RULES[config.rule].corrects
-    encoding = Encoding(**{name: getattr(config, name) for name in names}, corrects=corrects)
-    if config.rule == "adamw":  # its server averages
-        encoding = replace(encoding, momentum=0.0)
     return Assignment(
         config=config,
-        encoding=encoding,
+        encoding=_encoding(config),
         sampler=Sampler(parts, config.batch_sizes, config.seed),
         absences=parse_absences(config.absent, config.workers),
         hostility=hostility,
     )
+
+
+def _encoding(config: Config) -> Encoding:
+    """How the workers of a run encode."""
+    if config.local_steps is not None:
+        return Encoding(scales=config.rule in RULES)
+    names = [field.name for field in fields(Encoding) if field.name not in ("corrects", "scales")]
+    corrects = config.rule in RULES and RULES[config.rule].corrects
+    encoding = Encoding(**{name: getattr(config, name) for name in names}, corrects=corrects)
+    if config.rule == "adamw":  # its server averages
+        encoding = replace(encoding, momentum=0.0, interpolation=None)
+    return encoding
 
 
 def make_server(work: Assignment, layout: Layout) -> Server | None:
@@ -59,13 +68,13 @@ def make_server(work: Assignment, layout: Layout) -> Server | None:
     config = work.config
     if config.rule in YARDSTICKS:
         return None
+    rule = make_rule(config.rule, layout, **config.options)
     return Server(
         layout,
-        config.rule,
+        ScaledVotes(rule) if work.encoding.scales else rule,
         run=config.seed,
         zeros=work.encoding.zeros,
         min_voters=config.min_voters,
-        **config.options,
     )
 
 
@@ -86,19 +95,23 @@ def make_workers(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(config.seed, 0).initial_seed())
         model = task.model().to(device)
+    if config.local_steps is not None:
+        return Locally(work, Gradients(task.to(device), model), phases)
     if not machine.is_together:
         return OneByOne(work, Gradients(task.to(device), model), phases)
     if not is_joint(task):
-        _log_fallback("it needs a loss of outputs and labels, and tensors in memory")
+        _log_fallback("it needs a loss of outputs and labels, and data in memory")
         return OneByOne(work, Gradients(task.to(device), model), phases)
     key = id(task), config.batch_sizes, config.test_batch, machine
     if key not in workshop:
         workshop.clear()
         gradients = Gradients(task.to(device), model)
         joint = JointPass(gradients, config.batch_sizes, machine, config.test_batch)
-        if joint.model is None:
-            _log_fallback("its model has a layer, or a dropout, that this pass does not know")
+        why = joint.trouble()
+        if why:
+            _log_fallback(why)
             return OneByOne(work, gradients, phases)
         workshop[key] = joint
-    workshop[key].restart(model)
+    else:
+        workshop[key].restart(model.state_dict())
     return Together(work, workshop[key], phases)

@@ -36,6 +36,8 @@ def state_of(run: Run) -> dict[str, Any]:
         "model": {name: p.detach() for name, p in run.model.state_dict().items()},
         "server": None if run.server is None else run.server.state_dict(),
         "adam": None if run.adam is None else run.adam.state_dict(),
+        "local": run.workers.local_state(),
+        "outer": None if run.outer is None else run.outer.state_dict(),
         "averages": [memory.average for memory in memories],
         "residuals": [memory.residual for memory in memories],
         "beliefs": [memory.belief for memory in memories],
@@ -66,6 +68,8 @@ def _check_config(run: Run, saved: dict[str, Any]) -> None:
     """Raise if a setting differs. One that did not exist yet is at its default."""
     mine = run.config.as_dict()
     its = completed(saved) | saved
+    if run.config.extends(its):
+        return
     differing = [
         f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
         for name in mine | its
@@ -132,6 +136,9 @@ def _load(run: Run, state: dict[str, Any]) -> None:
         run.server.load_state_dict(state["server"])
     if run.adam is not None:
         run.adam.load_state_dict(state["adam"])
+    if run.outer is not None:
+        run.workers.load_local_state(state["local"])
+        run.outer.load_state_dict(state["outer"], run.gradients.x)
     run.round = state["round"]
     run.history = state["history"]
     run.phases.seconds = seconds

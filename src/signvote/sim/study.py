@@ -43,7 +43,7 @@ HINTS: dict[str, Any] = get_type_hints(Config)
 KNOWN = [*LISTS, *(name for name in SETTINGS if name not in LISTS.values())]
 
 
-def read_study(path: Path, seeds: Sequence[int] = ()) -> dict[str, Config]:
+def read_study(path: Path | str, seeds: Sequence[int] = ()) -> dict[str, Config]:
     """The runs of a study by name, in the order of the file.
 
     Args:
@@ -51,6 +51,7 @@ def read_study(path: Path, seeds: Sequence[int] = ()) -> dict[str, Config]:
         seeds: if any, instead of the file's.
 
     """
+    path = Path(path)
     try:
         written = tomllib.loads(path.read_text("utf-8"))
     except ValueError as error:
@@ -103,7 +104,8 @@ def _ready(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     hint = HINTS[name]
-    takes_fractions = hint is float or float in get_args(hint)
+    is_choice = get_origin(hint) in (Union, types.UnionType)
+    takes_fractions = hint is float or (is_choice and float in get_args(hint))
     return float(value) if takes_fractions else value
 
 

@@ -1,16 +1,11 @@
-"""Trackers receive the measurements of a run while it trains. TensorBoard is one; your own needs three methods."""
+"""Trackers receive the measurements of a run while it trains. trackers.py has three; your own needs three methods."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from signvote.errors import ConfigError
 from signvote.sim.run import Run
 
 
@@ -58,61 +53,6 @@ class Tracker(Protocol):
         """Called at the end and after Ctrl-C, with the content of result.json."""
 
 
-class TensorBoard:
-    """Writes event files: scalars, and the trust in workers as histograms.
-
-    Args:
-        folder: folder of the run. `tensorboard --logdir` of it, or of a folder above it, shows the files.
-
-    """
-
-    def __init__(self, folder: Path | str) -> None:
-        self.checked()
-        self.folder = Path(folder)
-        self.writer: Any = None  # torch's SummaryWriter, between start and finish
-
-    @classmethod
-    def checked(cls) -> type[TensorBoard]:
-        """This class, or an error if TensorBoard is not installed."""
-        if find_spec("tensorboard") is None:
-            raise ConfigError("TensorBoard is not installed: pip install 'signvote[tensorboard]'")
-        return cls
-
-    def start(self, config: dict[str, Any], round: int) -> None:
-        """See Tracker. Entries of rounds that a resumed run repeats are not shown."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
-
-        repeated = round + 1 if round else None
-        self.writer = SummaryWriter(str(self.folder), purge_step=repeated)
-        lines = [f"    {key}: {value}" for key, value in config.items()]
-        self.writer.add_text("config", "\n".join(lines))
-
-    def log(
-        self,
-        round: int,
-        scalars: dict[str, float],
-        trust: dict[str, list[float]],
-    ) -> None:
-        """See Tracker."""
-        for name, value in scalars.items():
-            self.writer.add_scalar(name, value, round)
-        for name, values in trust.items():
-            self._log_trust(round, name, values)
-
-    def _log_trust(self, round: int, name: str, values: list[float]) -> None:
-        known = []
-        for worker, value in enumerate(values):
-            if math.isfinite(value):
-                known.append(value)
-                self.writer.add_scalar(f"{name}/worker {worker}", value, round)
-        if known:
-            self.writer.add_histogram(f"trust/{name}", np.array(known), round)
-
-    def finish(self, result: dict[str, Any]) -> None:
-        """See Tracker."""
-        self.writer.close()
-
-
 class Telling:
     """Passes new entries of a run's history to trackers."""
 
@@ -123,14 +63,16 @@ class Telling:
             tracker.start(run.config.as_dict(), run.round)
         self.told = len(run.history["evaluations"]["round"])
 
-    def tell(self) -> None:
-        """Pass on all evaluations since the last call. The first round has two: round 0 is evaluated too."""
+    def tell(self) -> bool:
+        """Pass on all evaluations since the last call; False if there are none. Round 0 is evaluated in the first."""
         rounds = self.run.history["evaluations"]["round"]
+        is_new = self.told < len(rounds)
         for i in range(self.told, len(rounds)):
             round = rounds[i]
             for tracker in self.trackers:
                 tracker.log(round, self._scalars(i), self._trust(round))
         self.told = len(rounds)
+        return is_new
 
     def finish(self, result: dict[str, Any]) -> None:
         """Pass on the result of the run."""

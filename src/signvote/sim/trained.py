@@ -30,13 +30,12 @@ class Trained(dict[str, Any]):
 
 def check_folder(out: Path, *, resume: bool) -> None:
     """Refuse a folder whose run or results would be lost."""
-    if (out / CHECKPOINT).exists():
+    if (out / CHECKPOINT).exists() or (out / RESULT).exists():
         if not resume:
             raise ConfigError(
                 f"{out} holds a run already; add --resume to continue it (in Python, resume=True),"
                 " or choose another folder"
             )
         return
-    is_done = (out / RESULT).exists() and not resume
-    if is_done or results_file(out).exists():
+    if results_file(out).exists():
         raise ConfigError(f"{out} holds the results of other runs; choose another folder")

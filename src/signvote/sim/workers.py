@@ -9,15 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import parse
+from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER
 from signvote.core.encoder import Encoder, Encoding, Memory
 from signvote.core.layout import Layout
+from signvote.core.outer import Outer
 from signvote.core.server import Server
 from signvote.core.vote import Votes
 from signvote.kernels import Planes, words_for
@@ -121,6 +122,17 @@ class Workers(ABC):
     def load_memories(self, memories: Sequence[Memory]) -> None:
         """Resume from the memory of each worker."""
 
+    def move_(self, outer: Outer, decision: Planes) -> None:
+        """Move the parameters by the last decision, after local steps."""
+        raise NotImplementedError
+
+    def local_state(self) -> dict[str, Any] | None:
+        """What workers keep for their local steps; None: they take none."""
+        return None
+
+    def load_local_state(self, state: dict[str, Any]) -> None:  # noqa: B027
+        """Resume from it."""
+
 
 class OneByOne(Workers):
     """One worker after the other, each with its own encoder; ballots and decisions are bytes."""
@@ -141,7 +153,7 @@ class OneByOne(Workers):
         for m in voters:
             gradient = self._gradient(m, t)
             with self.phases.timed("encode"):
-                planes.append(self.encoders[m].encode(t, gradient))
+                planes.append(self.encoders[m].encode(t, gradient, top=self.work.config.top_at(t)))
             if self.work.config.rule in AGGREGATES:
                 self._signals.append(gradient.clone())
         if not planes:
@@ -172,10 +184,14 @@ class OneByOne(Workers):
         bytes_down = len(message) * len(ballots)
         self._sent = (bytes_up, bytes_down)
         decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
-        if decision.claims is not None:
-            self._correct(votes, decision.counted, torch.from_numpy(decision.claims.copy()))
+        self._follow(votes, decision)
         device = self.gradients.x.device
         return decision.planes().map(lambda plane: plane.to(device))
+
+    def _follow(self, votes: Votes, decision: Ballot) -> None:
+        """Have workers keep in memory what a decision with claims says about their votes."""
+        if decision.claims is not None:
+            self._correct(votes, decision.counted, torch.from_numpy(decision.claims.copy()))
 
     def _correct(self, votes: Votes, counted: Sequence[int], exponents: Tensor) -> None:
         """Have all workers follow what the server believes of them, those that are absent included."""

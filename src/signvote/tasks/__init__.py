@@ -3,7 +3,7 @@
 from signvote.tasks.data import Batch, Data, Items, Samples
 from signvote.tasks.load import TASKS, load_task
 from signvote.tasks.losses import Loss, OutputLoss, cross_entropy, squared_error, token_cross_entropy
-from signvote.tasks.metrics import Measure, accuracy, loss, mae, perplexity, rmse
+from signvote.tasks.metrics import Measure, accuracy, loss, mae, perplexity, rmse, worst_class
 from signvote.tasks.models import MODELS
 from signvote.tasks.task import Task
 
@@ -27,4 +27,5 @@ __all__ = [
     "rmse",
     "squared_error",
     "token_cross_entropy",
+    "worst_class",
 ]

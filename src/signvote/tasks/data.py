@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ class Batch(NamedTuple):
 
 class Samples(ABC):
     """Training or test data: samples by number."""
+
+    is_in_memory: ClassVar = False  # whether `batch` needs tensors on the device only, and no value of theirs
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -70,6 +72,8 @@ class Data(Samples):
 
     inputs: Nested  # a tensor (n, ...), or a tuple or dict of such. uint8 (n, C, H, W) are images to be normalized
     labels: Any = None  # likewise, of any type; None: the model needs none
+
+    is_in_memory: ClassVar = True
 
     def __post_init__(self) -> None:
         inputs = [_rows(tensor) for tensor in tensors(self.inputs, "inputs")]

@@ -58,7 +58,7 @@ OPEN: dict[str, Any] = {  # by suffix
 MOST_BYTES = 2**27  # of an unpacked file; the largest official one has 47 million
 
 
-def data_folder(given: Path | None = None) -> Path:
+def data_folder(given: Path | str | None = None) -> Path:
     """The folder of the data sets: see the module's docstring."""
     folder = given or os.environ.get("SIGNVOTE_DATA") or "~/.cache/signvote"
     return Path(folder).expanduser()

@@ -59,7 +59,7 @@ OWN = "MODULE:FACTORY"
 
 def load_task(
     name: str,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     model: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Task:

@@ -2,6 +2,7 @@
 
 accuracy    the share of right classes
 loss        the loss itself
+worst class  the share of right answers in the class that has the smallest
 perplexity  exp(loss), for a loss that is a cross entropy in nats
 rmse, mae   the root of the mean squared error, the mean absolute error
 """
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from signvote.errors import ConfigError
-from signvote.metrics import ACCURACY, LOSS, Metric
+from signvote.metrics import ACCURACY, LOSS, SHARE, Metric
 from signvote.tasks.losses import differences
 
 LARGEST_EXPONENT = 700.0  # exp of more is no float
@@ -62,6 +64,27 @@ def right(outputs: Tensor, labels: Tensor) -> Tensor:
 def accuracy() -> Measure:
     """The share of right classes: outputs (n, classes, ...), labels (n, ...)."""
     return Measure(**ACCURACY.as_dict(), values=right)
+
+
+def worst_class(classes: int) -> Measure:
+    """The accuracy of the class that has the smallest: what unlike data cost those who own it.
+
+    Args:
+        classes: their number; a class without test data does not count.
+
+    """
+
+    def values(outputs: Tensor, labels: Tensor) -> Tensor:
+        members: Tensor = one_hot(labels.long(), classes)
+        hits = members * right(outputs, labels)[:, None]
+        return torch.stack([hits, members], 1)
+
+    def smallest(means: Tensor) -> Tensor:
+        hits, members = means
+        shares: Tensor = hits / members
+        return shares.nan_to_num(1.0).min()
+
+    return Measure(name="worst class", unit=SHARE, more_is_better=True, values=values, finish=smallest)
 
 
 def loss(unit: str = "") -> Measure:

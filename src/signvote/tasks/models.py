@@ -3,7 +3,8 @@
 name        images        parameters   layers
 mnist-cnn   1 x 28 x 28      582,026   the paper's CNN: two 5 x 5 convolutions, two linear layers
 resnet20    3 x 32 x 32      269,722   ResNet for CIFAR, 3 stages of 3 blocks
-resnet56    3 x 32 x 32      853,018   the same with 9 blocks, as in the paper
+resnet20-gn 3 x 32 x 32      269,722   the same with group norm, for workers whose batches have few labels
+resnet56    3 x 32 x 32      853,018   the same as resnet20 with 9 blocks, as in the paper
 mlp         any               50,890   one hidden layer of 64 (parameters for 28 x 28), for quick tests
 gpt-tiny    bytes            119,104   a transformer, 2 layers of 64, sequences of 64; see gpt.py
 gpt-small   bytes          4,852,992   6 layers of 256, sequences of 256
@@ -18,6 +19,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from signvote.errors import ConfigError
 from signvote.names import check_name
@@ -57,13 +59,32 @@ class MnistCnn(nn.Module):
 
 
 class BatchNormReLU(nn.BatchNorm2d):
-    """relu(batch norm + shortcut) as one layer, so that a kernel can compute it in one pass over memory.
-
-    It keeps no running statistics, as in the authors' code.
-    """
+    """relu(batch norm + shortcut). It keeps no running statistics, as in the authors' code."""
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, track_running_stats=False)
+
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """(n, C, H, W) -> the same shape."""
+        return batch_norm_relu(x, shortcut, self.weight, self.bias, self.eps)
+
+
+def batch_norm_relu(x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """relu(batch norm + shortcut) as one function, so that a kernel can compute it in one pass over memory."""
+    if has_torch_function_unary(x):
+        replaced: Tensor = handle_torch_function(batch_norm_relu, (x,), x, shortcut, weight, bias, eps)
+        return replaced
+    out = F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
+    if shortcut is not None:
+        out = out + shortcut
+    return F.relu(out)
+
+
+class GroupNormReLU(nn.GroupNorm):
+    """relu(group norm + shortcut), with 8 groups. No sample depends on the others of its batch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(8, channels)
 
     def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """(n, C, H, W) -> the same shape."""
@@ -73,10 +94,13 @@ class BatchNormReLU(nn.BatchNorm2d):
         return F.relu(out)
 
 
+Norm = Callable[[int], nn.Module]
+
+
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut without parameters: every second pixel, new channels zero."""
 
-    def __init__(self, channels_in: int, channels: int) -> None:
+    def __init__(self, channels_in: int, channels: int, norm: Norm) -> None:
         super().__init__()
         self.stride = channels // channels_in
         self.conv1 = nn.Conv2d(
@@ -87,9 +111,9 @@ class Block(nn.Module):
             padding=1,
             bias=False,
         )
-        self.bn1 = BatchNormReLU(channels)
+        self.bn1 = norm(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = BatchNormReLU(channels)
+        self.bn2 = norm(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, C_in, H, W) -> (n, C, H / stride, W / stride)."""
@@ -111,17 +135,18 @@ class ResNet(nn.Module):
     """ResNet for CIFAR (He et al. 2016, option A): 3 stages of `blocks` blocks, 16, 32 and 64 channels.
 
     Batch norm keeps no running statistics, as in the authors' code. Evaluation normalizes each batch by its
-    own statistics too, so accuracy depends on the size of the test batches.
+    own statistics too, so accuracy depends on the size of the test batches. Group norm is for workers whose batches
+    have few labels.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, norm: Norm = BatchNormReLU) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
-        self.bn = BatchNormReLU(16)
+        self.bn = norm(16)
         widths = [16]
         for channels in (16, 32, 64):
             widths += [channels] * blocks
-        layers = [Block(before, after) for before, after in pairwise(widths)]
+        layers = [Block(before, after, norm) for before, after in pairwise(widths)]
         self.blocks = nn.Sequential(*layers)
         self.fc = nn.Linear(64, CLASSES)
         for module in self.modules():
@@ -150,11 +175,14 @@ def mlp(pixels: int = math.prod(MNIST_SHAPE)) -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mnist-cnn": MnistCnn,
     "resnet20": partial(ResNet, 3),
+    "resnet20-gn": partial(ResNet, 3, GroupNormReLU),
     "resnet56": partial(ResNet, 9),
     "mlp": mlp,
     **GPTS,
 }
-IMAGES = {"mnist-cnn": MNIST_SHAPE, "resnet20": CIFAR_SHAPE, "resnet56": CIFAR_SHAPE}  # mlp: any
+IMAGES = {"mnist-cnn": MNIST_SHAPE} | dict.fromkeys(
+    ("resnet20", "resnet20-gn", "resnet56"), CIFAR_SHAPE
+)  # mlp: any
 SAMPLES_PER_PASS = {"mnist-cnn": 64, "mlp": 64}  # samples per pass; models with batch norm need whole batches
 
 

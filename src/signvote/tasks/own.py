@@ -26,8 +26,8 @@ def made(path: str, options: Mapping[str, Any]) -> Task:
     try:
         signature.bind(**options)
     except TypeError as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "no options"
-        raise ConfigError(f"task {path!r} takes {signature}, not {given}: {error}") from None
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items()) or "none"
+        raise ConfigError(f"task {path!r} takes {signature}; its options here are {given}: {error}") from None
     task = factory(**options)
     if not isinstance(task, Task):
         raise ConfigError(f"task {path!r} made {type(task).__name__}; wanted a signvote.tasks.Task")

@@ -11,6 +11,7 @@ import platform
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,8 @@ class Windows(Samples):
         spaced: at most so many samples, evenly spaced; None: all.
 
     """
+
+    is_in_memory: ClassVar = True
 
     def __init__(self, text: Tensor, length: int, spaced: int | None = None) -> None:
         fitting = (len(text) - 1) // length

@@ -6,6 +6,7 @@ optimizer = signvote.Vote(model.parameters(), lr=1e-3, momentum=0.9, weight_deca
 from signvote.engines.ddp.balance import Balancer, UnequalSampler
 from signvote.engines.ddp.drift import copy_from_majority
 from signvote.engines.ddp.hooks import noop_hook, vote_gradients, vote_hook
+from signvote.engines.ddp.local import LocalVote
 from signvote.engines.ddp.optimizer import Vote
 from signvote.engines.ddp.saving import load, save
 from signvote.engines.ddp.sharded import load_sharded, save_sharded
@@ -13,6 +14,7 @@ from signvote.engines.ddp.state import VoteState
 
 __all__ = [
     "Balancer",
+    "LocalVote",
     "UnequalSampler",
     "Vote",
     "VoteState",

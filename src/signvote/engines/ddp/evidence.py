@@ -3,7 +3,8 @@
     equal counts    travel once: A differs from B as often as B from A. Where every worker votes on every
                     coordinate, all have cast the same number of votes
     zeros           do not travel: a rank counts nothing in groups of coordinates that its pieces do not touch
-    others          travel in the fewest bytes: a count cannot exceed the coordinates counted
+    others          travel in the fewest bytes: a count cannot exceed the coordinates counted, nor the magnitudes of
+                    scaled votes `MOST` for each
 
 All of this follows from what every rank knows, so nothing travels that describes it. Sums are exact.
 """
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from signvote.core.rule import Ranges
+from signvote.core.scaled import MOST
 from signvote.core.trust import Evidence
-from signvote.kernels import WORD
+from signvote.kernels import WORD, download
 
-COUNTS = ("mismatches", "cast", "differ", "common")  # fields of Evidence that are sent
+COUNTS = ("mismatches", "cast", "differ", "common", "magnitudes")  # fields of Evidence that are sent
 PAIRS = ("differ", "common")
+MAGNITUDES = "magnitudes"  # by tensor
 VOTES = ("cast", "common")  # the same for all workers if every worker votes on every coordinate
 BYTES = 8  # of a count before it is packed
 
@@ -47,11 +50,14 @@ class Packing:
         shapes: of the counts.
         groups: the ranges of coordinates that the rule counts by.
         owned: the ranges of coordinates that each rank decides.
+        tensors: the range of each tensor, for magnitudes.
         dense: whether every worker votes on every coordinate, and every coordinate is decided.
 
     """
 
-    def __init__(self, shapes: Shapes, groups: Ranges, owned: Sequence[Ranges], *, dense: bool) -> None:
+    def __init__(
+        self, shapes: Shapes, groups: Ranges, owned: Sequence[Ranges], tensors: Ranges = (), *, dense: bool
+    ) -> None:
         first: list[Array] = []  # of each number: the first count that it stands for
         number: list[Array] = []  # of each count: the number that stands for it
         bounds: list[Array] = []  # (numbers, ranks)
@@ -60,9 +66,12 @@ class Packing:
         for name, shape in shapes:
             key, group = _keys(name, shape, dense)
             _, firsts, inverse = np.unique(key, return_index=True, return_inverse=True)
-            coordinates = _coordinates(name, shape, groups, owned)
+            spans = tensors if name == MAGNITUDES else groups
+            coordinates = _coordinates(name, shape, spans, owned)
             is_zero = key[firsts] < 0
             at_most = np.where(is_zero, 0, coordinates[:, group[firsts]])
+            if name == MAGNITUDES:
+                at_most = at_most * MOST
             first.append(counts + firsts)
             number.append(numbers + inverse.reshape(-1))
             bounds.append(at_most.T)
@@ -113,13 +122,15 @@ class Packings:
     Args:
         groups: the ranges of coordinates that the rule counts by.
         owned: the ranges of coordinates that each rank decides.
+        tensors: the range of each tensor, for magnitudes.
         dense: see Packing.
 
     """
 
-    def __init__(self, groups: Ranges, owned: Sequence[Ranges], *, dense: bool) -> None:
+    def __init__(self, groups: Ranges, owned: Sequence[Ranges], tensors: Ranges = (), *, dense: bool) -> None:
         self.groups = groups
         self.owned = owned
+        self.tensors = tensors
         self.dense = dense
         self._known: dict[Shapes, Packing] = {}
 
@@ -128,14 +139,14 @@ class Packings:
         counts = _counts(evidence)
         shapes = tuple((name, tuple(count.shape)) for name, count in counts.items())
         if shapes not in self._known:
-            self._known[shapes] = Packing(shapes, self.groups, self.owned, dense=self.dense)
+            self._known[shapes] = Packing(shapes, self.groups, self.owned, self.tensors, dense=self.dense)
         return self._known[shapes]
 
 
 def in_a_row(evidence: Evidence) -> Tensor:
     """All counts of some evidence, on the CPU."""
-    flat = [count.reshape(-1) for count in _counts(evidence).values()]
-    return torch.cat(flat).cpu()
+    arrived = download(*_counts(evidence).values())
+    return torch.cat([count.reshape(-1) for count in arrived()])
 
 
 def with_counts(evidence: Evidence, row: Tensor) -> Evidence:
@@ -156,18 +167,24 @@ def _counts(evidence: Evidence) -> Mapping[str, Tensor]:
 
 def _keys(name: str, shape: tuple[int, ...], dense: bool) -> tuple[Array, Array]:
     """For each count a key, the same for counts that are equal, -1 for those that are 0; and its group."""
+    if name == MAGNITUDES:
+        tensors = np.arange(shape[0])
+        return tensors, tensors
     at = np.indices(shape)
-    workers = shape[-1] if name in PAIRS else shape[0]
+    workers = max(shape[-2:]) if name in PAIRS else shape[0]
+    is_square = shape[-2:] == (workers, workers)
     if name in PAIRS:
         *groups, one, other = at
-        who = np.minimum(one, other) * workers + np.maximum(one, other)
+        who = one * workers + other
+        if is_square:
+            who = np.minimum(one, other) * workers + np.maximum(one, other)
     else:
         who, *groups = at
     group = groups[0] if groups else np.zeros_like(who)
     if dense and name in VOTES:
         who = np.zeros_like(who)
     key = group * workers**2 + who
-    if name == "differ":
+    if name == "differ" and is_square:
         key = np.where(one == other, -1, key)
     return key.reshape(-1), group.reshape(-1)
 

@@ -6,15 +6,19 @@ share      the decisions on all pieces, and the evidence            N / 8 bytes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from signvote.engines.ddp.process_group import Group
+from signvote.engines.ddp.process_group import TURN, Group, ProcessGroup, turn_of
 from signvote.engines.ddp.shares import Shares
-from signvote.kernels import Planes, words_for
+from signvote.kernels import WORD, Planes, words_for
+
+SLOW = 10_000_000  # nanoseconds for a turn, on a link of 50 Mbit/s
 
 
 class Exchange:
@@ -45,8 +49,10 @@ class Exchange:
         self.group = group
         self.shares = shares
         self.device = device
+        self.round = 0
         self.bytes_sent = 0  # to other ranks, in the last round
         self._bytes = 0  # in this round, so far
+        self._seconds = 0.0  # in this round, until votes had arrived
         self._sent = torch.zeros(votes, dtype=torch.int64, device=group.device)
         self._received = torch.zeros_like(self._sent)
         self._decided = torch.zeros(decisions, dtype=torch.int64, device=group.device)
@@ -57,6 +63,22 @@ class Exchange:
             self._thread = ThreadPoolExecutor(1, "signvote")
         if overlap and device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    @property
+    def nanoseconds(self) -> int:
+        """How long TURN bytes of votes have traveled in this round; it includes waiting for ranks that are late."""
+        turns = max(1.0, self._bytes / TURN)
+        return int(1e9 * self._seconds / turns)
+
+    def pace(self, nanoseconds: int) -> None:
+        """Choose how votes travel from now on.
+
+        Args:
+            nanoseconds: for TURN bytes, on the rank that waited least. All ranks give the same number.
+
+        """
+        if isinstance(self.group, ProcessGroup) and self.group.device.type == "cpu":
+            self.group.turn = turn_of(nanoseconds / 1e9) if nanoseconds > SLOW else 0
 
     # ---- votes ---------------------------------------------------------------------------------------
 
@@ -79,17 +101,31 @@ class Exchange:
         with torch.cuda.stream(self._stream):
             work()
 
-    def send(self, number: int, planes: Planes) -> None:
-        """Send each rank its piece of a chunk's votes."""
-        sent = self._sent[number]
-        world, _, words = sent.shape
+    def send(self, numbers: range, planes: Planes) -> None:
+        """Send each rank its pieces of the votes on these chunks, which follow each other."""
+        words = self.shares.length // WORD  # of a chunk
         present = [plane for plane in planes if plane is not None]
         for row, plane in enumerate(present):
-            padding = world * words - len(plane)
-            padded = torch.nn.functional.pad(plane, (0, padding)) if padding else plane
-            sent[:, row] = padded.view(world, words)
-        self.group.all_to_all(self._received[number], sent)
-        self._bytes += (world - 1) * sent[0].nbytes
+            for number, part in zip(numbers, torch.split(plane, words), strict=True):
+                padding = words - len(part)
+                padded = torch.nn.functional.pad(part, (0, padding)) if padding else part
+                self._sent[number, :, row] = padded.view(self.group.world, -1)
+        self._travel(numbers)
+
+    def _travel(self, numbers: range) -> None:
+        """Bring the votes on these chunks to the ranks that decide them."""
+        for number in numbers:
+            sent = self._sent[number]
+            with self._timed():
+                self.group.all_to_all(self._received[number], sent)
+            self._bytes += (self.group.world - 1) * sent[0].nbytes
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds in which votes travel."""
+        begun = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - begun
 
     def wait(self) -> None:
         """Wait until everything submitted has arrived."""
@@ -100,11 +136,13 @@ class Exchange:
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
 
-    def begin(self) -> None:
-        """Start a new round; after an error, drop what is pending."""
+    def begin(self, round: int) -> None:
+        """Start a round; after an error, drop what is pending."""
+        self.round = round
         self._pending = []
         self.bytes_sent = self._bytes
         self._bytes = 0
+        self._seconds = 0.0
 
     def gather(self, mine: Tensor, group: Group | None = None) -> Tensor:
         """The tensors of all voters, or of all ranks of another group, stacked by rank."""
@@ -125,10 +163,6 @@ class Exchange:
     def decided(self, number: int, n: int) -> Planes:
         """The buffer for the decision on this rank's piece of a chunk."""
         return _planes(self._decided[number][:, : words_for(n)])
-
-    def own(self) -> Planes:
-        """The decision of a rank that is alone."""
-        return self._joined(self._decided)
 
     def share(self, message: Tensor) -> tuple[Planes, Tensor]:
         """Join the decisions of all ranks; gather a message of each, in words: (ranks, words), on the CPU."""

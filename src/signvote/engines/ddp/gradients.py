@@ -92,12 +92,9 @@ class Gradients:
 
         A parameter that is not trained, has no elements, or has its gradient already is left out.
         """
-        taken = []
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            part = self._missing.pop(id(parameter), None)
-            if part is not None and part.start < part.stop:
-                taken.append((part, gradient))
-        return taken
+        parts = [self._missing.pop(id(parameter), None) for parameter in parameters]
+        pairs = zip(parts, gradients, strict=True)
+        return [(part, gradient) for part, gradient in pairs if part is not None and part.start < part.stop]
 
     def take_missing(self) -> list[tuple[Part, Tensor | None]]:
         """The places of all gradients that are missing."""
@@ -107,14 +104,11 @@ class Gradients:
     def copy(self, taken: Sequence[tuple[Part, Tensor | None]]) -> None:
         """Copy gradients into the vector; None is zero."""
         views = self.views.of(self.vector)
-        places: list[Tensor] = []
-        given: list[Tensor] = []
         for part, gradient in taken:
             if gradient is None:
                 views[part.name].zero_()
-            else:
-                places.append(views[part.name])
-                given.append(gradient)
+        places = [views[part.name] for part, gradient in taken if gradient is not None]
+        given = [gradient for _, gradient in taken if gradient is not None]
         copy_all_(places, given)
 
     def complete(self, taken: Sequence[tuple[Part, Tensor | None]]) -> list[int]:

@@ -29,6 +29,7 @@ SETTINGS = (
     "min_voters",
     "chunk",
     "check_every",
+    "outer step",
 )  # which all ranks must share
 PARAMETERS = "parameters"
 ADVICE = ": start all ranks from one seed or checkpoint, or let DistributedDataParallel copy them"
@@ -123,7 +124,9 @@ def _worker_ids(members: Sequence[Member], team: Team) -> list[int]:
     return ids
 
 
-def settings_of(server: Server, encoding: Encoding, *, chunk: int, check_every: int) -> dict[str, str]:
+def settings_of(
+    server: Server, encoding: Encoding, *, chunk: int, check_every: int, steps: str = ""
+) -> dict[str, str]:
     """A text for each of SETTINGS. Made before the rule owns its coordinates, which differ by rank."""
     return {
         "rule": server.rule.name,
@@ -133,6 +136,7 @@ def settings_of(server: Server, encoding: Encoding, *, chunk: int, check_every: 
         "min_voters": str(server.min_voters),
         "chunk": str(chunk),
         "check_every": str(check_every),
+        "outer step": steps,
     }
 
 

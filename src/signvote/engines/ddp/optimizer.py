@@ -27,6 +27,7 @@ from signvote.core.encoder import Encoding, check_batch_size
 from signvote.core.rule import Rule
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
+from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.modules import Surroundings
 from signvote.engines.ddp.optimizer_state import (
     MASTER,
@@ -63,6 +64,8 @@ class Vote(Optimizer, Voting):
         momentum: of the gradients whose signs are sent.
         weight_decay: decoupled, times lr: x <- (1 - lr * weight_decay) x.
         rule: how workers are weighed, as for `Server`; options of the rule follow as keyword arguments.
+        interpolation: the signs are those of alpha m + (1 - alpha) g instead, m being the average so far: Lion's 0.9,
+            with a momentum of 0.99.
         zeros: what a zero gradient sends, and a zero tally decides.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
@@ -78,6 +81,7 @@ class Vote(Optimizer, Voting):
         check_every: rounds between two looks whether ranks have equal parameters; 0: never.
         chunk: coordinates that travel together.
         group: the ranks that vote; None: all. With FSDP2 the ranks that hold the same shards.
+        members: workers that continue without those that die, hang or lose their link, instead of ranks.
         options: keyword arguments of the rule.
 
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -101,6 +105,7 @@ class Vote(Optimizer, Voting):
         weight_decay: float = 0.0,
         *,
         rule: str | Rule = "weighted",
+        interpolation: float | None = None,
         zeros: Zeros = "coin",
         top: float | None = None,
         feedback: bool = False,
@@ -114,8 +119,11 @@ class Vote(Optimizer, Voting):
         check_every: int = CHECK_EVERY,
         chunk: int = CHUNK,
         group: dist.ProcessGroup | None = None,
+        members: Members | None = None,
         **options: Any,
     ) -> None:
+        if members is not None:
+            _check_members(worker_id, group, balancer)
         if batch_size is not None:
             check_batch_size(batch_size)
         self._votes: list[
@@ -125,12 +133,15 @@ class Vote(Optimizer, Voting):
         self._make_poll = partial(
             make_poll,
             rule=rule,
-            encoding=Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback),
+            encoding=Encoding(
+                momentum=momentum, interpolation=interpolation, zeros=zeros, top=top, feedback=feedback
+            ),
             transport=Transport(overlap=overlap, chunk=chunk, check_every=check_every),
             server={"run": run, "min_voters": min_voters, **options},
             worker_id=worker_id,
             group=group,
             timeout=timeout,
+            members=members,
         )
         self.batch_size = batch_size
         self.balancer = balancer
@@ -170,13 +181,15 @@ class Vote(Optimizer, Voting):
         """The votes, which begin when they are first needed. Nothing is exchanged by that."""
         if not self._votes:
             self._surroundings.check_replaced()
-            everything = list(entries_of(self.param_groups))
+            everything = entries_of(self.param_groups)
             entries = [entry for entry in everything if entry.parameter.requires_grad]
             frozen = [entry for entry in everything if not entry.parameter.requires_grad]
             parameters = {entry.name: entry.parameter for entry in entries}
             momenta = [group["momentum"] for group in self.param_groups]
             poll = self._make_poll(parameters, momentum=max(momenta))
-            self._votes.append(Votes(poll, entries, frozen))
+            votes = Votes(poll, entries, frozen)
+            self._votes.append(votes)
+            poll.moves(votes)
             self._show_state()
         return self._votes[0]
 
@@ -209,8 +222,9 @@ class Vote(Optimizer, Voting):
             seconds=worked,
             used=[gradient is not None for gradient in gradients],
         )
-        if self.report.is_decided:
-            votes.stepping.step(outcome.decision, outcome.used, votes.settings(self.param_groups))
+        settings = votes.settings(self.param_groups)
+        votes.stepping.step(outcome.decision, outcome.used, settings, outcome.is_decided)
+        votes.poll.stepped(outcome, settings)
         if self.balancer is not None:
             self.balancer.observe(outcome.seconds)
         self._show_state()
@@ -223,21 +237,27 @@ class Vote(Optimizer, Voting):
         votes = self._begun()
         votes.poll.sender.momentum = votes.momentum(self.param_groups)
         scale = getattr(self, "grad_scale", None)  # set by GradScaler, unless it has unscaled the gradients
-        votes.poll.sender.scale = 1.0 if scale is None else float(scale)
+        votes.poll.sender.scale = 1.0 if scale is None else torch.as_tensor(scale, dtype=torch.float64)
         if self._overlap is not None:
-            self._overlap.check()
+            self._overlap.check(is_alone=votes.poll.team.is_alone)
             if scale is not None:
                 raise EngineError(
                     "overlap=True sends gradients before GradScaler's scale is known; use overlap=False"
                 )
 
     def _send_one(self, parameter: Tensor) -> None:
-        """Send a gradient while others are computed."""
+        """Send a gradient while others are computed. A rank that is alone reads all of them in `step`."""
         votes = self._begun()
+        if votes.poll.team.is_alone:
+            return
         votes.poll.sender.momentum = votes.momentum(self.param_groups)
         if parameter.grad is not None:
             with torch.no_grad():
                 votes.poll.put([parameter], [local_of(parameter.grad)])
+
+    def leave(self) -> None:
+        """With `members`, after the last round: wait until all have it. Call it on every worker."""
+        self.poll.leave()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -349,6 +369,16 @@ class Vote(Optimizer, Voting):
                 "DDP's all-reduce is off for these parameters: their gradients are voted on in step()"
             )
         return "\n".join(lines)
+
+
+def _check_members(worker_id: int | None, group: dist.ProcessGroup | None, balancer: Balancer | None) -> None:
+    """Raise for arguments that contradict `members`."""
+    if worker_id is not None:
+        raise ConfigError("with members, the worker id is that of Members(worker_id=...)")
+    if group is not None:
+        raise ConfigError("members makes its own groups; leave group out")
+    if balancer is not None:
+        raise ConfigError("members does not support a balancer")
 
 
 def _check_group(group: dict[str, Any]) -> None:

@@ -26,8 +26,11 @@ WHOLE = [0, 1]
 
 
 def show_state(votes: Votes, state: MutableMapping[Tensor, dict[str, Tensor]]) -> None:
-    """Put momentum and masters into an optimizer's state: views, not copies."""
-    for parameter, momentum in votes.momenta():
+    """Put momentum and masters into an optimizer's state: views, not copies. They stay while momentum has its place."""
+    momenta = votes.momenta()
+    if any(state[parameter].get(MOMENTUM) is momentum for parameter, momentum in momenta[-1:]):
+        return
+    for parameter, momentum in momenta:
         state[parameter][MOMENTUM] = momentum
     for place, master in votes.stepping.masters.items():
         parameter = votes.parameters[place]

@@ -16,7 +16,9 @@ class Witness(NamedTuple):
     """A gradient as it was sent."""
 
     parameter: Tensor
-    sent: Tensor
+    gradient: Tensor
+    version: int  # of the gradient: how often it was written to
+    sent: Tensor  # a copy
 
 
 class Overlap:
@@ -46,13 +48,19 @@ class Overlap:
             return
         self._sent.add(id(parameter))
         if parameter is self._smallest and parameter.grad is not None:
-            self._witness = Witness(parameter, local_of(parameter.grad).clone())
+            gradient = parameter.grad
+            self._witness = Witness(parameter, gradient, gradient._version, local_of(gradient).clone())
         self._ready(parameter)
 
-    def check(self) -> None:
-        """Raise if a gradient is not what was sent; then wait for the next round."""
+    def check(self, *, is_alone: bool) -> None:
+        """Raise if a gradient is not what was sent; then wait for the next round.
+
+        Args:
+            is_alone: nothing was sent. An error is only a word of warning, and need not wait for the GPU.
+
+        """
         is_sent_twice = self._is_sent_twice
-        is_changed = self._is_changed()
+        is_changed = not (is_alone and self._is_untouched()) and self._is_changed()
         self.begin()
         if is_sent_twice:
             raise EngineError(
@@ -71,10 +79,17 @@ class Overlap:
         self._is_sent_twice = False
         self._witness = None
 
+    def _is_untouched(self) -> bool:
+        """Whether nobody has written to the smallest tensor's gradient since it was computed."""
+        if self._witness is None:
+            return True
+        parameter, gradient, version, _ = self._witness
+        return parameter.grad is gradient and gradient._version == version
+
     def _is_changed(self) -> bool:
         """Whether the smallest tensor's gradient is not the one that was sent."""
         if self._witness is None:
             return False
-        parameter, sent = self._witness
+        parameter, _, _, sent = self._witness
         now = parameter.grad
         return now is None or not torch.equal(local_of(now).nan_to_num(), sent.nan_to_num())

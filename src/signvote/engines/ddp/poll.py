@@ -17,30 +17,30 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
+from signvote.core.chunks import vote_in_chunks
 from signvote.core.encoder import Encoding, Memory
 from signvote.core.layout import Layout
 from signvote.core.report import RoundReport
-from signvote.core.rule import Ranges, Rule
-from signvote.core.server import Server, vote_in_chunks
+from signvote.core.server import Server
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.engines.ddp import drift
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
+from signvote.engines.ddp.fixed import Fixed, Outcome
 from signvote.engines.ddp.handshake import Handshake, settings_of
 from signvote.engines.ddp.pieces import pieces
-from signvote.engines.ddp.placement import Placement
 from signvote.engines.ddp.sender import Sender
 from signvote.engines.ddp.shares import Shares
+from signvote.engines.ddp.sparse_exchange import SparseExchange
 from signvote.engines.ddp.status import Status, Statuses, gathered
-from signvote.engines.ddp.team import Team, held_by
+from signvote.engines.ddp.team import Team, own, placed
 from signvote.engines.ddp.torch_names import local_of
 from signvote.errors import ConfigError, StateError
 from signvote.formats import check_state, upgraded
@@ -66,15 +66,7 @@ class Transport:
             raise ConfigError(f"check_every is {self.check_every}; it must be 0 or more rounds")
 
 
-class Outcome(NamedTuple):
-    """A round that is over."""
-
-    decision: Planes  # of the coordinates that this rank holds
-    used: list[bool]  # which parameters have a gradient on some rank
-    seconds: list[float]  # that each worker worked; 0: unknown
-
-
-class Poll:
+class Poll(Fixed):
     """One rank's side of the votes, and what it keeps between rounds.
 
     Args:
@@ -85,6 +77,7 @@ class Poll:
         transport: how votes travel.
         worker_id: the key of this worker's trust; None: its rank among the voters.
         dtype: of gradients and momentum; None: the widest of the parameters.
+        steps: a text about how parameters step by decisions, which all ranks must share.
 
     """
 
@@ -98,6 +91,7 @@ class Poll:
         transport: Transport,
         worker_id: int | None = None,
         dtype: torch.dtype | None = None,
+        steps: str = "",
     ) -> None:
         self.parameters = parameters
         self.server = server
@@ -105,32 +99,35 @@ class Poll:
         self.encoding = encoding = encoding.suiting(server.rule)
         self.check_every = transport.check_every
         settings = settings_of(
-            server, encoding, chunk=transport.chunk, check_every=transport.check_every
+            server, encoding, chunk=transport.chunk, check_every=transport.check_every, steps=steps
         )  # before the rule owns its coordinates, which differ by rank
         voters = team.voters
         self.handshake = Handshake(voters.rank if worker_id is None else worker_id, settings)
-        self.placement = _placement(self.layout, parameters, team, encoding)
+        self.placement = placed(self.layout, parameters, team, encoding)
         device = local_of(next(iter(parameters.values()))).device
         chunk = transport.chunk
         if voters.world == 1 and device.type != "cpu":
             chunk = max(chunk, self.placement.size)  # nothing travels, so fewer launches are better
         shares = Shares.of(self.placement.size, voters.world, chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
-        _own(server.rule, owned[voters.rank], team)
-        dtypes = [parameter.dtype for parameter in parameters.values()]
-        widest = reduce(torch.promote_types, dtypes)
-        self.exchange = Exchange(
+        own(server.rule, [(0, self.layout.size)] if team.is_alone else owned[voters.rank], team)
+        widest = reduce(torch.promote_types, [parameter.dtype for parameter in parameters.values()])
+        exchange = Exchange if encoding.top is None else SparseExchange
+        self.exchange = exchange(
             voters,
             shares,
             vote_planes=encoding.planes,
             decision_planes=1 if encoding.zeros == "coin" else 2,
             device=device,
-            overlap=transport.overlap,
+            overlap=transport.overlap and not team.is_alone,
         )
-        self.sender = Sender(parameters, self.placement, self.exchange, encoding, dtype or widest)
-        groups = getattr(server.rule, "groups", [(0, self.layout.size)])
-        self.packings = Packings(groups, owned, dense=encoding.planes == 1)
+        self.sender = Sender(
+            parameters, self.placement, self.exchange, encoding, dtype or widest, is_alone=team.is_alone
+        )
+        tensors = self.layout.ranges
+        self.packings = Packings(server.rule.groups, owned, tensors, dense=encoding.planes == 1)
         self.batch_sizes: tuple[int, ...] = ()  # that the workers declared in the last round; 0: not declared
+        self._told: RoundReport | None = None  # the last one whose notices were logged
         self.begin()
 
     @property
@@ -155,7 +152,7 @@ class Poll:
 
     def begin(self) -> None:
         """Prepare for the next round's gradients."""
-        self.exchange.begin()
+        self.exchange.begin(self.round + 1)
         self.sender.begin(coin_for(self.server.zeros, self.server.run, self.round + 1, self.worker_id))
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
@@ -166,13 +163,7 @@ class Poll:
 
     # ---- the decision ----------------------------------------------------------------------------
 
-    def decide(
-        self,
-        batch_size: int,
-        *,
-        seconds: float = 0.0,
-        used: Sequence[bool] = (),
-    ) -> Outcome:
+    def decide(self, batch_size: int, *, seconds: float = 0.0, used: Sequence[bool] = ()) -> Outcome:
         """Hold the vote.
 
         Args:
@@ -183,46 +174,77 @@ class Poll:
         """
         self.sender.put_missing()
         self.exchange.wait()
-        mine = self._status(batch_size, seconds, used)
+        self._tell()
+        voted = self._voted(used)
+        mine = self._status(batch_size, seconds, used, voted)
         claimed = self.sender.claims(self.layout)
         statuses = gathered(mine, used, claimed, self.exchange, self.team.everyone)
         workers = self._compared(statuses)
-        voters = [rank for rank in self.handshake.by_worker if workers[rank].votes]
-        voting = None
-        if len(voters) >= self.server.min_voters:
-            voting = self._voting(voters, statuses.claims)
-            decision, evidence = self._vote(voters, voting)
-        else:  # nothing moves, as all ranks know
-            decision = empty_decision(self.placement.size, None, self.exchange.device)
-            evidence = NOTHING
-        ids = self.handshake.ids
-        sizes = {ids[rank]: workers[rank].batch_size for rank in voters}
-        abstained = {ids[r]: REASONS[workers[r].reason] for r in self.handshake.by_worker if r not in voters}
-        self.server.learn(self.round + 1, evidence, abstained, sizes)
+        decision, voting = self._decision(workers, statuses.claims, voted)
         self.team.name_stage(f"round {self.round + 1}")
-        if workers[self.team.voters.rank].votes:
+        self._remember(workers, voting, voted)
+        self.begin()
+        if voted is None:
+            self._tell()
+        is_decided = self.report.is_decided if voted is None else voted
+        return Outcome(decision, statuses.used, [each.nanoseconds / 1e9 for each in workers], is_decided)
+
+    def _decision(
+        self, workers: Sequence[Status], claims: Tensor, voted: Tensor | None
+    ) -> tuple[Planes, Voters | None]:
+        """The decision on the coordinates that this rank holds, and who made it; None: nobody, they were too few."""
+        ranks = [rank for rank in self.handshake.by_worker if workers[rank].votes]
+        ids = self.handshake.ids
+        abstained = {ids[r]: REASONS[workers[r].reason] for r in self.handshake.by_worker if r not in ranks}
+        round = self.round + 1
+        if len(ranks) < self.server.min_voters:  # nothing moves, as all ranks know
+            self.server.learn(round, NOTHING, abstained)
+            return empty_decision(self.placement.size, None, self.exchange.device), None
+        if self.team.is_alone:
+            votes = self._alone(claims, voted)
+            reasons = {} if voted is None else {self.worker_id: REASONS[NON_FINITE]}
+            return self.server.decide_planes(round, votes, reasons), votes
+        voting = self._voting(ranks, claims)
+        decision, evidence = self._vote(ranks, voting)
+        sizes = dict(zip(voting.workers, voting.batch_sizes, strict=True))
+        self.server.learn(round, evidence, abstained, sizes)
+        return decision, voting
+
+    def _remember(self, workers: Sequence[Status], voting: Voters | None, voted: Tensor | None) -> None:
+        """Keep what this round added to the memory of a worker that voted."""
+        if voted is not None:
+            self.sender.keep_memory_if(voted)
+        elif workers[self.team.voters.rank].votes:
             self.sender.keep_memory()
         if voting is not None and voting.claims is not None:
-            is_counted = self.worker_id in voting.workers
-            self.sender.correct(self.server.rule.scale(voting), self.layout, is_counted=is_counted)
-        self.begin()
-        self._tell()
-        return Outcome(decision, statuses.used, [status.nanoseconds / 1e9 for status in workers])
+            counted = self.worker_id in voting.workers if voted is None else voted
+            self.sender.correct(self.server.rule.scale(voting), self.layout, counted)
 
-    def _status(self, batch_size: int, seconds: float, used: Sequence[bool]) -> Status:
+    def _voted(self, used: Sequence[bool]) -> Tensor | None:
+        """Whether this rank votes, if only its device knows; None: the host knows, or has to.
+
+        A rank that is alone has nobody to tell, so it need not wait.
+        """
+        finite = self.sender.finite
+        has_gradient = any(used) or not len(used)
+        may_go_on = self.team.is_alone and has_gradient and self.server.min_voters == 1
+        return finite if may_go_on and isinstance(finite, Tensor) else None
+
+    def _status(self, batch_size: int, seconds: float, used: Sequence[bool], voted: Tensor | None) -> Status:
         """The status of this rank."""
         reason = 0
-        if not self.sender.is_finite:
+        if voted is None and not self.sender.finite:
             reason = NON_FINITE
         elif len(used) and not any(used):
             reason = NO_GRADIENT
-        is_checked = self.check_every and (self.round + 1) % self.check_every == 0
+        is_checked = self.check_every and (self.round + 1) % self.check_every == 0 and not self.team.is_alone
         return Status(
             round=self.round + 1,
             votes=int(not reason),
             reason=reason,
             batch_size=batch_size,
             nanoseconds=int(1e9 * seconds),
+            traveled=self.exchange.nanoseconds,
             digest=self._digest() if is_checked else 0,
         )
 
@@ -240,7 +262,18 @@ class Poll:
         return Voters(
             workers=tuple(self.handshake.ids[rank] for rank in ranks),
             batch_sizes=tuple(self.batch_sizes[rank] for rank in ranks),
-            claims=claims[ranks] if self.encoding.corrects else None,
+            claims=claims[ranks] if self.encoding.has_claims else None,
+        )
+
+    def _alone(self, claims: Tensor, voted: Tensor | None) -> Votes:
+        """All votes there are: those of this rank, on all coordinates."""
+        return Votes(
+            workers=(self.worker_id,),
+            batch_sizes=self.batch_sizes,
+            claims=claims if self.encoding.has_claims else None,
+            planes=self.sender.planes.map(lambda plane: plane[None]),
+            n=self.layout.size,
+            present=None if voted is None else voted[None],
         )
 
     def _vote(self, ranks: list[int], voters: Voters) -> tuple[Planes, Evidence]:
@@ -250,11 +283,7 @@ class Poll:
             self._pieces(ranks, voters),
             coin_for(self.server.zeros, self.server.run, self.round + 1),
         )
-        if self.team.voters.world == 1:
-            decision = self.exchange.own()
-            total = in_a_row(mine)
-        else:
-            decision, total = self._shared(mine)
+        decision, total = self._shared(mine)
         if self.team.shards is not None:
             total = self.exchange.gather(total, self.team.shards).sum(0).cpu()
         return decision, with_counts(mine, total)
@@ -285,10 +314,13 @@ class Poll:
             yield piece.decision, votes
 
     def _tell(self) -> None:
-        """Log what was noticed, on one rank, because all know the same."""
-        if self.team.everyone.rank == 0:
-            for notice in self.report.notices:
-                log.warning("signvote: %s", notice)
+        """Log once what was noticed in the last round, on one rank, because all know the same."""
+        report = self.report
+        if report is self._told or self.team.everyone.rank != 0:
+            return
+        self._told = report
+        for notice in report.notices:
+            log.warning("signvote: %s", notice)
 
     # ---- memory and state ------------------------------------------------------------------------
 
@@ -355,24 +387,3 @@ class Poll:
 
     def _identity(self) -> State:
         return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
-
-
-def _own(rule: Rule, ranges: Ranges, team: Team) -> None:
-    """Have a rule decide these coordinates only."""
-    if team.shards is not None and type(rule).own is not Rule.own:
-        raise ConfigError(
-            f"rule {rule.name!r} keeps counters per coordinate, which is not supported with sharded parameters;"
-            " use 'weighted'"
-        )
-    rule.own(ranges)
-
-
-def _placement(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encoding: Encoding) -> Placement:
-    """Where this rank's coordinates lie."""
-    if team.shards is None:
-        return Placement.of(layout)
-    if encoding.corrects:
-        raise ConfigError("rule 'mean' is not supported with sharded parameters; use 'weighted'")
-    if encoding.needs_whole_vector:
-        raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
-    return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))

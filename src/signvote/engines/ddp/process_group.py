@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import product
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -17,7 +21,13 @@ from signvote.engines.ddp.account import account, local_addresses, plain
 from signvote.engines.ddp.torch_names import Store, store_of
 from signvote.errors import ConfigError, EngineError
 
+if TYPE_CHECKING:
+    from signvote.engines.ddp.view_group import ViewGroup  # which needs gloo
+
 GRACE = 5.0  # seconds in which the other ranks can report that they are alive
+TURN = 2**16  # bytes that travel to one rank before it is another's turn, at most
+SHORTEST = 2**14  # bytes of a turn, at least
+AT_ONCE = 0.025  # seconds of a turn, within these bounds
 
 
 class Alone:
@@ -47,6 +57,10 @@ class Alone:
         """The only row stays here."""
         received.copy_(sent)
 
+    def swap(self, letters: Sequence[bytes]) -> list[bytes]:
+        """The only letter stays here."""
+        return list(letters)
+
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """The tensor stays as it is."""
 
@@ -71,6 +85,9 @@ class ProcessGroup:
         uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend()
         self.device = device if uses_nccl else torch.device("cpu")  # of all tensors that are sent
         self.stage = "the first round"  # named in errors
+        self.turn = (
+            0  # bytes to one rank before it is another's turn, the same on all ranks; 0: to all at once
+        )
         self._is_all = ranks is None
         self._group: dist.ProcessGroup | None = None
         self._connected: Store | None = None
@@ -80,6 +97,8 @@ class ProcessGroup:
         if self._group is None:
             self._group = _new_group(None if self._is_all else self.ranks, self.timeout)
             self._connected = store_of(self._group)
+            if self.device.type == "cpu":
+                atexit.register(_end, weakref.ref(self._group), weakref.ref(self))
             self._store.set(self._key("addresses", self.rank), json.dumps(local_addresses()))
 
     @property
@@ -94,13 +113,52 @@ class ProcessGroup:
         gathered = torch.empty(self.world, *sent.shape, dtype=sent.dtype, device=sent.device)
         rows = list(gathered.unbind(0))
         with self._named():
-            dist.all_gather(rows, sent, group=self._group)
+            dist.all_gather(rows, sent, group=self._group)  # a ring, in which no two send to one
         return gathered
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
         """Send row r to rank r; receive row r from rank r."""
         with self._named():
-            dist.all_to_all_single(received, sent, group=self._group)
+            if self.turn:
+                self._rotate(list(received), list(sent))
+            else:
+                dist.all_to_all_single(received, sent, group=self._group)
+
+    def swap(self, letters: Sequence[bytes]) -> list[bytes]:
+        """Send letter r to rank r; return the letters of all ranks. Their lengths travel first."""
+        lengths = torch.tensor([len(letter) for letter in letters], device=self.device)
+        coming = torch.empty_like(lengths)
+        self.all_to_all(coming, lengths)
+        sent = torch.frombuffer(bytearray(b"".join(letters)), dtype=torch.uint8).to(self.device)
+        sizes = coming.tolist()
+        received = sent.new_empty(sum(sizes))
+        with self._named():
+            if self.turn:
+                self._rotate(torch.split(received, sizes), torch.split(sent, lengths.tolist()))
+            else:
+                dist.all_to_all_single(received, sent, sizes, lengths.tolist(), group=self._group)
+        return [letter.numpy().tobytes() for letter in torch.split(received.cpu(), sizes)]
+
+    def _rotate(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
+        """Send to one rank at a time while receiving from one; the ranks change after TURN bytes.
+
+        If several send to one rank over a slow link, packets are lost and sent again. Short turns keep all in step.
+        """
+        received[self.rank].copy_(sent[self.rank])
+        taken, given = ([_pieces(row, self.turn) for row in rows] for rows in (received, sent))
+        turns = max(map(len, (*taken, *given)))
+        for turn, distance in product(range(turns), range(1, self.world)):
+            source = (self.rank - distance) % self.world
+            target = (self.rank + distance) % self.world
+            flying = [
+                dist.irecv(piece, self.ranks[source], self._group) for piece in taken[source][turn:][:1]
+            ]
+            flying += [
+                dist.isend(piece, self.ranks[target], self._group) for piece in given[target][turn:][:1]
+            ]
+            for work in flying:
+                assert work is not None  # this rank is in the group
+                work.wait()
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite a tensor with that of one rank, given by its place in the group."""
@@ -151,7 +209,7 @@ class ProcessGroup:
         return f"signvote/{attempt}/{what}/{rank}"
 
 
-Group = ProcessGroup | Alone
+Group: TypeAlias = "ProcessGroup | Alone | ViewGroup"
 
 
 def check_ready() -> None:
@@ -163,6 +221,37 @@ def check_ready() -> None:
 def ranks_of(group: dist.ProcessGroup | None) -> list[int] | None:
     """The ranks of a group, None for all."""
     return None if group is None else dist.get_process_group_ranks(group)
+
+
+def turn_of(seconds: float) -> int:
+    """Bytes of a turn on a link that takes so many seconds for TURN bytes: what travels in 25 ms.
+
+    >>> turn_of(0.02), turn_of(0.05), turn_of(0.5)
+    (65536, 32768, 16384)
+    """
+    bytes_at_once = int(TURN * AT_ONCE / max(seconds, 1e-9))
+    return max(SHORTEST, min(TURN, bytes_at_once))
+
+
+def _pieces(row: Tensor, size: int) -> list[Tensor]:
+    """The bytes of a row, in pieces of this size; none if it is empty."""
+    data = row.view(-1).view(torch.uint8)
+    return list(torch.split(data, size)) if len(data) else []
+
+
+def _end(made: weakref.ref[dist.ProcessGroup], by: weakref.ref[ProcessGroup]) -> None:
+    """Drop a group of gloo, which joins its threads, while Python can still serve them.
+
+    A thread of gloo frees the tensors of a collective a moment after the caller has the result, and needs Python for
+    that. A process that exits in this moment is aborted (pytorch/pytorch#179291). A group is not dropped before the
+    exit: torch would give its name to the next one, and others might still find the old addresses under it.
+    """
+    owner, group = by(), made()
+    if owner is not None:
+        owner._group = None
+    if group is not None:
+        with suppress(AssertionError, ValueError):  # the script may have destroyed it, or all groups
+            dist.destroy_process_group(group)
 
 
 def _new_group(ranks: list[int] | None, timeout: float) -> dist.ProcessGroup:

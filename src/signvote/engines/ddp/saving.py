@@ -76,6 +76,11 @@ def _refuse_shards(state: Voting) -> None:
     """Raise for sharded parameters, of which a rank has a part only."""
     if state.poll.team.shards is not None:
         raise ConfigError("the parameters are sharded; use save_sharded and load_sharded")
+    if state.poll.comes_and_goes:
+        raise ConfigError(
+            "workers that come and go do not write a checkpoint together: save model.state_dict() and"
+            " optimizer.state_dict() on one of them, and momentum by Members(save=...)"
+        )
 
 
 def _name(round: int, attempt: int) -> str:

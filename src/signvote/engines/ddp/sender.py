@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from signvote.core.bits import unpack_signs
-from signvote.core.corrections import claims, corrected, scales
+from signvote.core.corrections import claims, corrected, own, scales
 from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
 from signvote.core.layout import Layout
+from signvote.core.scales import coded, mean_magnitudes, restored, spread, unsent, values
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients
 from signvote.engines.ddp.placement import Part, Placement, Span
-from signvote.kernels import WORD, Coin, Planes, words_for
+from signvote.kernels import Coin, Planes
 
 
 class Sender:
@@ -27,6 +28,7 @@ class Sender:
         exchange: sends the signs.
         encoding: how gradients become signs.
         dtype: of gradients and momentum.
+        is_alone: whether this rank is all there is: then nothing is sent.
 
     """
 
@@ -37,14 +39,19 @@ class Sender:
         exchange: Exchange,
         encoding: Encoding,
         dtype: torch.dtype,
+        *,
+        is_alone: bool,
     ) -> None:
         self.placement = placement
+        self._is_alone = is_alone
         self.exchange = exchange
         self.encoding = encoding
         self.gradients = Gradients(parameters, placement, exchange.shares, dtype)
         self.memory = self.no_memory()
-        self.scale = 1.0  # of this round's gradients: AMP's
+        self.scale: float | Tensor = 1.0  # of this round's gradients: AMP's
         self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
+        self.top = encoding.top  # of this round
+        self.codes: Tensor | None = None  # of the scales that were sent in this round
         self._coin: Coin | None = None
         self._spans: list[Span] = []  # that were encoded in this round
         self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
@@ -59,13 +66,20 @@ class Sender:
         self.gradients.begin()
 
     @property
-    def is_finite(self) -> bool:
-        """Whether all that was sent in this round was finite."""
+    def finite(self) -> bool | Tensor:
+        """Whether all signals of this round were finite; on a GPU it stays there."""
         flags = [encoded.finite for encoded in self._encoded]
         on_device = [flag for flag in flags if isinstance(flag, Tensor)]
-        if on_device:
-            return bool(torch.stack(on_device).all())  # waits for the GPU once
-        return all(flags)
+        if len(on_device) == 1:
+            return on_device[0]
+        return torch.stack(on_device).all() if on_device else all(flags)
+
+    @property
+    def planes(self) -> Planes:
+        """All votes of this round, in the order of the coordinates."""
+        pairs = zip(self._spans, self._encoded, strict=True)
+        ordered = sorted(pairs, key=lambda pair: pair[0].start)
+        return _joined([encoded.planes for _, encoded in ordered])
 
     # ---- gradients come in -----------------------------------------------------------------------
 
@@ -92,10 +106,15 @@ class Sender:
             self._send(self.gradients.complete([each]))
 
     @property
+    def _is_scaled(self) -> bool:
+        """Whether gradients are to be divided. A scale on a GPU is not looked at, which would wait for it."""
+        return isinstance(self.scale, Tensor) or self.scale != 1.0
+
+    @property
     def _averages_early(self) -> bool:
-        """Whether the vector gets averages, not gradients."""
+        """Whether the vector gets averages, not gradients: where they are all that a signal needs."""
         is_on_cpu = self.gradients.vector.device.type == "cpu"
-        return is_on_cpu and self.memory.average is not None
+        return is_on_cpu and self.encoding.sends_average and self.memory.average is not None
 
     def _average(self, part: Part, gradient: Tensor | None) -> None:
         """Write the new average of one parameter's gradient."""
@@ -105,7 +124,7 @@ class Sender:
         before = views.of(self.memory.average)[part.name]
         if gradient is None:
             gradient = place.zero_()
-        elif gradient.dtype != place.dtype or self.scale != 1.0:
+        elif gradient.dtype != place.dtype or self._is_scaled:
             gradient = place.copy_(gradient).mul_(1 / self.scale)
         momentum = self.momentum
         if isinstance(momentum, Tensor):
@@ -138,12 +157,9 @@ class Sender:
         encoded = [self._encode(span) for span in spans]
         self._spans += spans
         self._encoded += encoded
-        planes = _joined([each.planes for each in encoded])
-        for number, chunk in zip(numbers, chunks, strict=True):
-            first = (chunk.start - start) // WORD
-            last = words_for(chunk.stop - start)
-            words = slice(first, last)
-            self.exchange.send(number, planes.map(lambda plane: plane[words]))  # noqa: B023
+        if self._is_alone:
+            return
+        self.exchange.send(numbers, _joined([each.planes for each in encoded]))
 
     def _encode(self, span: Span) -> Encoded:
         """Encode a span of the vector; the new average takes the place of the gradient."""
@@ -154,18 +170,22 @@ class Sender:
         if self._averages_early:
             memory = memory._replace(average=None)
             momentum = 0.0
-        elif self.scale != 1.0:
+        elif self._is_scaled:
             gradient.mul_(1 / self.scale)
         coin = None if self._coin is None else self._coin.after(span.first)
-        return encode(gradient, memory, self.encoding, coin, momentum=momentum, out=gradient)
+        encoded = encode(gradient, memory, self.encoding, coin, momentum=momentum, top=self.top, out=gradient)
+        if self.encoding.scales:
+            gradient.copy_(encoded.signal)
+        return encoded
 
     # ---- memory ----------------------------------------------------------------------------------
 
     def no_memory(self) -> Memory:
         """Memory of no gradient."""
         vector = self.gradients.vector
-        average = torch.zeros_like(vector) if self.encoding.momentum else None
-        residual = torch.zeros_like(vector) if self.encoding.feedback else None
+        average = torch.zeros_like(vector) if self.encoding.remembers else None
+        keeps_residual = self.encoding.feedback or self.encoding.scales
+        residual = torch.zeros_like(vector) if keeps_residual else None
         belief = torch.zeros_like(vector, dtype=torch.float32) if self.encoding.corrects else None
         return Memory(average, residual, belief)
 
@@ -177,22 +197,66 @@ class Sender:
         residual = self._encoded[0].memory.residual if self._encoded else None
         self.memory = Memory(average, residual, self.memory.belief)
 
-    def claims(self, layout: Layout) -> Tensor:
-        """What this rank claims in this round, (tensors,) int8 on the CPU; nothing unless votes are corrections."""
-        if not self.encoding.corrects:
-            return torch.zeros(0, dtype=torch.int8)
-        return claims(self.gradients.vector, layout).cpu()
+    def keep_memory_if(self, voted: Tensor) -> None:
+        """Keep what this round added if this rank voted, which the device knows. The average stays in its place."""
+        average, residual, belief = self.memory
+        if average is not None:
+            torch.where(voted, self.gradients.vector, average, out=average)
+        if residual is not None:
+            added = self._encoded[0].memory.residual
+            assert added is not None
+            residual = torch.where(voted, added, residual)
+        self.memory = Memory(average, residual, belief)
 
-    def correct(self, exponents: Tensor | None, layout: Layout, *, is_counted: bool) -> None:
-        """Follow what the server believes of this worker, after a decision on corrections."""
+    def claims(self, layout: Layout) -> Tensor:
+        """What this rank claims in this round, (tensors,) int8; nothing unless votes carry claims."""
+        if self.encoding.corrects:
+            self.codes = claims(self.gradients.vector, layout)
+            return self.codes
+        if self.encoding.scales:
+            self.codes = coded(mean_magnitudes(self.gradients.vector, layout)).cpu()
+            return self.codes
+        return torch.zeros(0, dtype=torch.int8)
+
+    def keep_unsent(self, layout: Layout, limits: Tensor | None) -> None:
+        """Keep what the scaled votes of this round left out, and what of them did not count.
+
+        Args:
+            layout: of the model.
+            limits: the codes of the largest scales that counted; None: nothing was decided.
+
+        """
+        signal = self.gradients.vector
+        assert self.codes is not None
+        signs = unpack_signs(self.planes, layout.size)
+        scale = spread(values(self.codes), layout, 0, layout.size)
+        limit = None if limits is None else spread(values(limits), layout, 0, layout.size)
+        residual = restored(unsent(signal, signs, scale), signs, scale, limit)
+        self.memory = self.memory._replace(residual=residual)
+
+    def correct(self, largest: Tensor | None, layout: Layout, counted: bool | Tensor) -> None:
+        """Follow what the server believes of this worker, after a decision on corrections.
+
+        Args:
+            largest: exponents of the largest scales that count.
+            layout: of the model.
+            counted: whether this worker voted. A tensor is of a worker that is alone: nothing is decided without it.
+
+        """
         belief = self.memory.belief
         assert belief is not None
-        assert exponents is not None
+        assert largest is not None
+        assert self.codes is not None
+        exponents = own(self.codes, largest.to(self.codes.device))
         for span, encoded in zip(self._spans, self._encoded, strict=True):
             n = span.stop - span.start
-            signs = unpack_signs(encoded.planes, n) if is_counted else None
+            believed = belief[span.start : span.stop]
+            before = believed.clone() if isinstance(counted, Tensor) else believed
+            signs = None if counted is False else unpack_signs(encoded.planes, n)
             scale = scales(exponents.to(belief.device), layout, span.first, n)
-            corrected(belief[span.start : span.stop], signs, scale)
+            corrected(believed, signs, scale)
+            if isinstance(counted, Tensor):
+                torch.where(counted, believed, before, out=believed)
 
     def load_memory(self, saved: Memory) -> None:
         """Copy what is saved into the memory."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.bits import Zeros
-from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.encoder import Encoding, check_batch_size, check_top
 from signvote.core.layout import Layout, trainable
 from signvote.core.report import RoundReport
 from signvote.core.rule import Rule
@@ -25,6 +25,7 @@ from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
 from signvote.engines.ddp.process_group import ProcessGroup, check_ready, ranks_of
 from signvote.engines.ddp.steps import StepWatch
 from signvote.engines.ddp.team import Team
+from signvote.errors import ConfigError
 from signvote.kernels import Planes
 
 
@@ -66,6 +67,18 @@ class Voting:
         """Bytes sent to other ranks in the last round."""
         return self.poll.exchange.bytes_sent
 
+    @property
+    def top(self) -> float | None:
+        """The share of the coordinates that this rank votes on; it may change between rounds."""
+        return self.poll.sender.top
+
+    @top.setter
+    def top(self, share: float | None) -> None:
+        if self.top is None or share is None:
+            raise ConfigError(f"top was {self.top} at the start and cannot become {share}")
+        check_top(share)
+        self.poll.sender.top = share
+
     def rank_state(self) -> State:
         """This rank's state, besides the model. The states of all ranks together make a checkpoint."""
         return self.poll.state_dict()
@@ -82,6 +95,10 @@ class VoteState(Voting):
         model: the module, or its DistributedDataParallel.
         rule: as for `Server`; options of the rule follow as keyword arguments.
         momentum: of the gradients whose signs are sent; leave the optimizer's at 0.
+        interpolation: the signs are those of alpha m + (1 - alpha) g instead, m being the average so far: Lion's 0.9,
+            with a momentum of 0.99.
+        clip: gradients are scaled down to this norm before momentum averages them; None: never. As with `feedback`,
+            votes then travel after all gradients are computed.
         zeros: what a zero gradient sends, and a zero tally decides.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all. As with `feedback`,
             votes then travel after all gradients are computed.
@@ -99,7 +116,7 @@ class VoteState(Voting):
         check_every: rounds between two looks whether ranks have equal parameters and step by decisions; 0: never.
         chunk: coordinates that travel together.
         group: the process group of the ranks that vote; None: all.
-        encoding: momentum, zeros, top and feedback as one object, instead of these.
+        encoding: all settings of the encoder as one object, instead of these.
         options: keyword arguments of the rule.
 
     """
@@ -110,6 +127,8 @@ class VoteState(Voting):
         rule: str | Rule = "weighted",
         *,
         momentum: float = 0.9,
+        interpolation: float | None = None,
+        clip: float | None = None,
         zeros: Zeros = "coin",
         top: float | None = None,
         feedback: bool = False,
@@ -133,7 +152,14 @@ class VoteState(Voting):
             check_batch_size(batch_size)
         transport = Transport(overlap=overlap, chunk=chunk, check_every=check_every)
         if encoding is None:
-            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
+            encoding = Encoding(
+                momentum=momentum,
+                interpolation=interpolation,
+                clip=clip,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
+            )
         module = model.module if isinstance(model, DistributedDataParallel) else model
         parameters = trainable(module)
         server = Server(

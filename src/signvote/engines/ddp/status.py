@@ -23,6 +23,7 @@ class Status(NamedTuple):
     reason: int  # why it abstains, of `signvote.core.ballot.REASONS`
     batch_size: int
     nanoseconds: int  # of work
+    traveled: int  # nanoseconds that TURN bytes of its votes took
     digest: int  # of the parameters; 0 in a round in which they are not compared
 
 
@@ -47,6 +48,7 @@ class Statuses(NamedTuple):
             reason=max(status.reason for status in statuses),
             batch_size=sum(sizes) if all(sizes) else 0,
             nanoseconds=max(status.nanoseconds for status in statuses),
+            traveled=max(status.traveled for status in statuses),
             digest=0,  # shards are compared one by one
         )
 
@@ -59,7 +61,7 @@ def gathered(
         return Statuses([mine], list(used), claims[None])
     numbers = torch.tensor(mine)
     bits = pack(torch.tensor(used, dtype=torch.bool))
-    sent = torch.cat([numbers, bits, _as_words(claims)])
+    sent = torch.cat([numbers, bits, _as_words(claims.cpu())])
     rows: Tensor = exchange.gather(sent, group).cpu()
     its_numbers = rows[:, : len(numbers)]
     its_bits = rows[:, len(numbers) : len(numbers) + len(bits)]
@@ -68,6 +70,7 @@ def gathered(
     rounds = [status.round for status in ranks]
     if len(set(rounds)) > 1:
         raise EngineError(f"ranks are in different rounds: {rounds}")
+    exchange.pace(min(status.traveled for status in ranks))
     by_rank = unpack(its_bits, len(used))
     claimed = its_claims.contiguous().view(torch.int8)[:, : len(claims)]
     return Statuses(ranks, by_rank.any(0).tolist(), claimed)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from signvote.core.worker import HALVES, step_
 from signvote.engines.ddp.placement import Part
-from signvote.engines.ddp.torch_names import local_of, step_all_
+from signvote.engines.ddp.torch_names import copy_all_, local_of, sharding_of
 from signvote.kernels import Planes, backend
 
 
@@ -21,6 +21,14 @@ class Setting(NamedTuple):
     decay: float
 
 
+class Alike(NamedTuple):
+    """Parameters of one setting."""
+
+    group: int
+    targets: list[Tensor]  # parameters or masters
+    begins: list[int]  # of the decision on each
+
+
 class Stepping:
     """The parameters of this rank. Those of 16 bits have a master in float32, which steps in their place.
 
@@ -29,15 +37,20 @@ class Stepping:
     Args:
         parameters: in the order of the layout.
         parts: where each lies in the flat vector.
+        groups: the place of each one's settings; None: each has its own.
 
     """
 
-    def __init__(self, parameters: Sequence[Tensor], parts: Sequence[Part]) -> None:
+    def __init__(
+        self, parameters: Sequence[Tensor], parts: Sequence[Part], groups: Sequence[int] | None = None
+    ) -> None:
         self.masters: dict[int, Tensor] = {}  # by the place of the parameter
         self._parameters = parameters
         self._parts = parts
-        self._directions: Tensor | None = None  # the decision as numbers, on a GPU
-        self._direction_of: list[Tensor] = []  # by the place of the parameter
+        self._groups = range(len(parameters)) if groups is None else groups
+        self._is_sharded = any(sharding_of(parameter) is not None for parameter in parameters)
+        self._known: tuple[list[bool], list[int]] | None = None  # what `_together` was made for
+        self._together: list[Alike] = []
         for place in range(len(parameters)):
             local = self._local(place)
             if local.dtype in HALVES:
@@ -53,26 +66,38 @@ class Stepping:
         if place in self.masters:
             self.masters[place].copy_(self._local(place) if master is None else local_of(master))
 
-    def step(self, decision: Planes, used: Sequence[bool], settings: Sequence[Setting]) -> None:
+    def step(
+        self,
+        decision: Planes,
+        used: Sequence[bool],
+        settings: Sequence[Setting],
+        is_decided: bool | Tensor = True,
+    ) -> None:
         """Step the parameters that some rank has a gradient of.
 
         Args:
             decision: on the flat vector.
             used: which parameters have a gradient on some rank.
-            settings: of each parameter.
+            settings: of each parameter's group.
+            is_decided: False: no parameter moves. A tensor: the device knows, and the decision has no signs if not.
 
         """
+        if is_decided is False:
+            return
         self._follow()
-        places = [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
-        if decision.signs.device.type == "cpu":
-            for place in places:
-                lr, decay = settings[place]
+        if decision.signs.device.type == "cpu" and is_decided is True:
+            for place in self._places(used):
+                lr, decay = settings[self._groups[place]]
                 step_(self._target(place), decision, self._parts[place].start, lr, decay)
-        elif places:
-            self._step_at_once(decision, places, settings)
-        for place in self.masters.keys() & set(places):
-            self._local(place).copy_(self.masters[place])
+        else:
+            self._step_at_once(decision, used, settings, is_decided)
+        stepped = [place for place in self.masters if used[place]]
+        copy_all_([self._local(place) for place in stepped], [self.masters[place] for place in stepped])
         self._versions = self._versions_now()
+
+    def _places(self, used: Sequence[bool]) -> list[int]:
+        """The places of the parameters that step; a part without coordinates has nothing to step."""
+        return [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
 
     def _follow(self) -> None:
         """Take over what somebody else has changed in a parameter, as by loading a model.
@@ -97,23 +122,37 @@ class Stepping:
         master = self.masters.get(place)
         return self._local(place) if master is None else master
 
-    def _step_at_once(self, decision: Planes, places: Sequence[int], settings: Sequence[Setting]) -> None:
-        """In few launches: the decision as +1 and -1, then all parameters of one lr and decay together."""
-        if self._directions is None:
-            self._directions = torch.empty(self._parts[-1].stop, device=decision.signs.device)
-            flat = [self._directions[part.start : part.stop] for part in self._parts]
-            self._direction_of = [
-                direction.view(self._local(place).shape) for place, direction in enumerate(flat)
-            ]
-        self._directions.zero_()
-        backend(decision.signs.device).step_(self._directions, decision, 0, -1.0)
-        by_setting: dict[Setting, list[int]] = {}
+    def _step_at_once(
+        self,
+        decision: Planes,
+        used: Sequence[bool],
+        settings: Sequence[Setting],
+        is_decided: bool | Tensor = True,
+    ) -> None:
+        """In few launches: all parameters of one lr and decay together."""
+        decided = is_decided if isinstance(is_decided, Tensor) else None
+        kernels = backend(decision.signs.device)
+        for alike in self._alike(used, settings):
+            lr, decay = settings[alike.group]
+            targets = [local_of(each) for each in alike.targets] if self._is_sharded else alike.targets
+            kernels.step_all_(targets, alike.begins, decision, lr, 1 - lr * decay, decided if decay else None)
+
+    def _alike(self, used: Sequence[bool], settings: Sequence[Setting]) -> list[Alike]:
+        """The parameters that step together. Which ones, is worked out anew only when it changes."""
+        first: dict[Setting, int] = {}
+        merged = [first.setdefault(setting, group) for group, setting in enumerate(settings)]
+        known = (list(used), merged)
+        if self._known != known:
+            self._known = known
+            self._together = self._grouped(self._places(used), merged)
+        return self._together
+
+    def _grouped(self, places: Sequence[int], merged: Sequence[int]) -> list[Alike]:
+        """These parameters by group; groups of equal settings are merged into their first."""
+        found: dict[int, Alike] = {}
         for place in places:
-            by_setting.setdefault(settings[place], []).append(place)
-        for (lr, decay), alike in by_setting.items():
-            parameters = [self.masters.get(place, self._parameters[place]) for place in alike]
-            targets = [
-                local_of(parameter) for parameter in parameters
-            ]  # no `detach`, which costs the host 2 us each
-            directions = [self._direction_of[place] for place in alike]
-            step_all_(targets, directions, lr, decay)
+            group = merged[self._groups[place]]
+            alike = found.setdefault(group, Alike(group, [], []))
+            alike.targets.append(self.masters.get(place, self._parameters[place]))
+            alike.begins.append(self._parts[place].start)
+        return list(found.values())

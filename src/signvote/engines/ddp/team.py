@@ -20,7 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from signvote.engines.ddp.placement import Held
+from signvote.core.encoder import Encoding
+from signvote.core.layout import Layout
+from signvote.core.rule import Ranges, Rule
+from signvote.engines.ddp.placement import Held, Placement
 from signvote.engines.ddp.process_group import Alone, Group, ProcessGroup, ranks_of
 from signvote.engines.ddp.torch_names import is_sharded_by_fsdp, sharding_of
 from signvote.errors import ConfigError
@@ -44,6 +47,11 @@ class Team:
     def shard(self) -> int:
         """The place of this rank among those of its worker."""
         return 0 if self.shards is None else self.shards.rank
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this rank is all there is, so that nothing travels."""
+        return self.voters.world == 1 and (self.shards is None or self.shards.world == 1)
 
     def connect(self) -> None:
         """Make the groups. Every rank calls this at the same point."""
@@ -183,3 +191,26 @@ def held_by(parameters: Mapping[str, Tensor], shard: int, shards: int) -> dict[s
         last = min(first + most, rows)
         held[name] = Held(first * row, last * row)
     return held
+
+
+def own(rule: Rule, ranges: Ranges, team: Team) -> None:
+    """Have a rule decide these coordinates only."""
+    if team.shards is not None and type(rule).own is not Rule.own:
+        raise ConfigError(
+            f"rule {rule.name!r} keeps counters per coordinate, which is not supported with sharded parameters;"
+            " use 'weighted'"
+        )
+    rule.own(ranges)
+
+
+def placed(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encoding: Encoding) -> Placement:
+    """Where this rank's coordinates lie."""
+    if team.shards is None:
+        return Placement.of(layout)
+    if encoding.corrects:
+        raise ConfigError("rule 'mean' is not supported with sharded parameters; use 'weighted'")
+    if encoding.scales:
+        raise ConfigError("votes after local steps are not supported with sharded parameters; use Vote")
+    if encoding.needs_whole_vector:
+        raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
+    return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))

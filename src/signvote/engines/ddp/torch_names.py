@@ -21,6 +21,9 @@ NAMES = (
     "distributed.GradBucket",
     "distributed.Store",
     "distributed.ProcessGroup.get_group_store",
+    "distributed.ProcessGroupGloo",
+    "distributed.ProcessGroupGloo._Options",
+    "distributed.ProcessGroupGloo.abort",
     "autograd.Variable._execution_engine.queue_callback",
 )
 
@@ -46,15 +49,6 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source into its target, on a GPU in few launches."""
     if targets:
         torch._foreach_copy_(targets, sources)
-
-
-def step_all_(targets: list[Tensor], directions: list[Tensor], step: float, decay: float) -> None:
-    """Step x <- (1 - step * decay) x - step * direction, each, on a GPU in few launches."""
-    if not targets:
-        return
-    if decay:
-        torch._foreach_mul_(targets, 1 - step * decay)
-    torch._foreach_add_(targets, directions, alpha=-step)
 
 
 OTHERWISE = -1  # a tensor is placed neither as a copy nor as a shard

@@ -30,6 +30,7 @@ from signvote.engines.flower.records import (
     MODEL,
     NOTHING,
     STATUS,
+    from_lists,
     to_array,
     to_buffer,
 )
@@ -39,7 +40,13 @@ from signvote.errors import BallotError, StateError
 WORKER = "signvote.worker"
 AVERAGES = "signvote.averages"
 
-TENSORS = ("average", "residual", "belief", "ballot")  # entries of a worker's state that an ArrayRecord holds
+TENSORS = (
+    "average",
+    "residual",
+    "belief",
+    "outer",
+    "ballot",
+)  # entries of a worker's state that an ArrayRecord holds
 
 Instruction = dict[str, Any]
 
@@ -130,6 +137,7 @@ def _worker(instruction: Instruction, model: nn.Module, batch_size: int) -> Work
         run=instruction["run"],
         batch_size=batch_size,
         decay=instruction["decay"],
+        factors=from_lists(instruction),
         encoding=encoding,
     )
 

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from signvote.core.report import RoundReport
 
 log = logging.getLogger("flwr")  # Flower's own
 
+SHOWN = 20  # lines of a kind in a round, and workers in a line
 
-def log_round(round: int, report: RoundReport, nodes: Sequence[int], silent: Sequence[int]) -> None:
+
+class Lines:
+    """Lines about the nodes of a round: of each kind the first ones are logged, and how many more there are."""
+
+    def __init__(self, round: int) -> None:
+        self._round = round
+        self._counts = Counter[str]()
+
+    def add(self, kind: str, text: str, *values: object, level: int = logging.WARNING) -> None:
+        """Log a line about a node, if it is among the first of its kind."""
+        self._counts[kind] += 1
+        if self._counts[kind] <= SHOWN:
+            log.log(level, "signvote: round %d: " + text, self._round, *values)
+
+    def close(self) -> None:
+        """Log how many more there are."""
+        for kind, number in self._counts.items():
+            if number > SHOWN:
+                log.warning("signvote: round %d: %d more nodes %s", self._round, number - SHOWN, kind)
+
+
+def log_round(round: int, report: RoundReport, nodes: Mapping[int, int], silent: Sequence[int]) -> None:
     """Log one line for each ballot that did not count, one for the round, and one for each notice.
 
     Args:
@@ -20,23 +43,13 @@ def log_round(round: int, report: RoundReport, nodes: Sequence[int], silent: Seq
         silent: workers that did not answer.
 
     """
-    for refusal in report.refused:
-        log.warning(
-            "signvote: round %d: refused node %d (worker %d): %s: %s",
-            round,
-            nodes[refusal.worker],
-            refusal.worker,
-            refusal.reason,
-            refusal.message,
-        )
+    lines = Lines(round)
+    for each in report.refused:
+        who = (nodes[each.worker], each.worker)
+        lines.add("are refused", "refused node %d (worker %d): %s: %s", *who, each.reason, each.message)
     for worker, reason in report.abstained.items():
-        log.warning(
-            "signvote: round %d: node %d (worker %d) abstains: %s",
-            round,
-            nodes[worker],
-            worker,
-            reason,
-        )
+        lines.add("abstain", "node %d (worker %d) abstains: %s", nodes[worker], worker, reason)
+    lines.close()
     if not report.is_decided:
         log.warning("signvote: round %d: too few voted: no parameter moved", round)
     for notice in report.notices:
@@ -48,5 +61,37 @@ def log_round(round: int, report: RoundReport, nodes: Sequence[int], silent: Seq
         len(report.refused),
         len(report.abstained),
         len(silent),
-        f" (workers {list(silent)})" if silent else "",
+        f" (workers {_listed(silent)})" if silent else "",
     )
+
+
+def _listed(workers: Sequence[int]) -> str:
+    more = "" if len(workers) <= SHOWN else f" and {len(workers) - SHOWN} more"
+    return f"{list(workers[:SHOWN])}{more}"
+
+
+def log_trust(report: RoundReport, shares: Mapping[int, float], nodes: Mapping[int, int]) -> None:
+    """Log a table of the voters of the last round, those with most weight first.
+
+    Args:
+        report: of the server.
+        shares: voter -> its share of all weight in the round; none if the rule has no such weights.
+        nodes: the node id of each worker.
+
+    """
+    if not report.voters:
+        return
+    voters = sorted(report.voters, key=lambda worker: -shares.get(worker, 0.0))
+    log.info("signvote: whose votes counted in round %d:", report.round)
+    log.info("\tworker  share of all weight  overruled in  node")
+    for worker in _ends(voters):
+        weight = f"{shares[worker]:.1%}" if worker in shares else "by coordinate"
+        overruled = f"{report.disagreement[worker]:.1%}"
+        log.info("\t%6d  %19s  %12s  %d", worker, weight, overruled, nodes[worker])
+    if len(voters) > SHOWN:
+        log.info("\tand %d more in between", len(voters) - SHOWN)
+
+
+def _ends(voters: Sequence[int]) -> Sequence[int]:
+    """All of few, the first and the last of many."""
+    return voters if len(voters) <= SHOWN else [*voters[: SHOWN // 2], *voters[-SHOWN // 2 :]]

@@ -12,8 +12,15 @@ up      "signvote"   ConfigRecord   applied: the last round in the node's model,
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
+
+from signvote.core.groups import USUAL, Factors
+
+Record = TypeVar("Record", ArrayRecord, ConfigRecord, MetricRecord)
 
 # Keys of a message from the server.
 INSTRUCTION = "signvote"
@@ -29,6 +36,11 @@ BUFFERS = "buffers"
 
 STYPE = "signvote.ballot"  # marks an Array of packed votes, which numpy cannot read
 BUFFER_STYPE = "signvote.buffer"  # marks an Array of plain little-endian float32
+FACTORS = (
+    "factors-of",
+    "step-factors",
+    "decay-factors",
+)  # lists in an instruction: names, and two numbers each
 NOTHING = -1  # `applied` of a node that needs the whole model
 
 
@@ -43,17 +55,37 @@ def to_buffer(tensor: Tensor) -> Array:
     return Array("float32", numbers.shape, BUFFER_STYPE, numbers.tobytes())
 
 
+def as_lists(factors: Mapping[str, Factors]) -> dict[str, list[Any]]:
+    """Factors of parameters as a ConfigRecord can hold them; nothing for the usual ones."""
+    unusual = {name: its for name, its in factors.items() if its != USUAL}
+    columns = zip(*((name, *its) for name, its in unusual.items()), strict=True)
+    return dict(zip(FACTORS, map(list, columns), strict=True)) if unusual else {}
+
+
+def from_lists(instruction: Mapping[str, Any]) -> dict[str, Factors]:
+    """The factors in an instruction."""
+    names, steps, decays = (instruction.get(key, []) for key in FACTORS)
+    return {name: Factors(step, decay) for name, step, decay in zip(names, steps, decays, strict=True)}
+
+
+def record_in(content: RecordDict, name: str, kind: type[Record]) -> Record:
+    """A record of a reply; an empty one if the reply has none of this kind.
+
+    `content.array_records` and its like would keep the whole reply in memory until the next garbage collection.
+    """
+    found = content.get(name)
+    return found if isinstance(found, kind) else kind()
+
+
 def ballot_in(content: RecordDict) -> bytes | None:
     """The ballot in a reply, not parsed; None if the reply has no ballot."""
-    record = content.array_records.get(BALLOT, ArrayRecord())
-    array = record.get(BALLOT)
+    array = record_in(content, BALLOT, ArrayRecord).get(BALLOT)
     return None if array is None else array.data
 
 
 def applied_in(content: RecordDict) -> int:
     """The last round in the node's model, as the node reports it."""
-    record = content.config_records.get(STATUS, ConfigRecord())
-    applied = record.get("applied")
+    applied = record_in(content, STATUS, ConfigRecord).get("applied")
     return applied if isinstance(applied, int) else NOTHING
 
 

@@ -1,16 +1,15 @@
 """The server's side: a Flower Strategy whose rounds are votes.
 
-A round, in order: the server sends every connected node the decisions that its model lacks; the nodes that answer
-before the deadline vote; `signvote.Server` decides; the server applies the step to its model and writes the checkpoint.
-`progress.py` keeps track of the nodes.
+A round, in order: the server sends the nodes of a sample the decisions that their models lack; as replies arrive, their
+ballots are counted; at the deadline `signvote.Server` decides; the server applies the step to its model and writes the
+checkpoint. `progress.py` keeps track of the nodes.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,29 +23,34 @@ from signvote import checkpoint
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
 from signvote.core.encoder import Encoding
+from signvote.core.groups import Factors, checked
 from signvote.core.layout import Layout
-from signvote.core.report import Admitted
+from signvote.core.rounds import Round, Store
 from signvote.core.rule import Rule
 from signvote.core.server import Server
 from signvote.core.worker import apply_decision
-from signvote.engines.flower.logs import log, log_round
+from signvote.engines.flower.answers import Answers
+from signvote.engines.flower.arrivals import Arrivals
+from signvote.engines.flower.logs import log, log_round, log_trust
 from signvote.engines.flower.progress import Decision, Progress
-from signvote.engines.flower.records import (
-    CONFIG,
-    DECISIONS,
-    INSTRUCTION,
-    MODEL,
-    applied_in,
-    ballot_in,
-    is_vote,
-    to_array,
+from signvote.engines.flower.records import as_lists, ballot_in, is_vote
+from signvote.engines.flower.requests import Requests
+from signvote.engines.flower.sampling import Sampling
+from signvote.engines.flower.summaries import (
+    LEFT_OUT,
+    MetricMeans,
+    Reported,
+    buffers_in,
+    buffers_of,
+    set_buffers_,
+    shift_rounds,
 )
-from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, buffers_of, set_buffers_, shift_rounds
 from signvote.errors import ConfigError, EngineError, LayoutError
 from signvote.formats import check_state, upgraded
 
 Step = float | Callable[[int], float]
-VERSION = 1
+VERSION = 2
+NODES = 100_000  # are known, about, unless told
 SHOWN = 4  # reasons in an error, at most
 
 
@@ -58,7 +62,8 @@ class SignVote(Strategy):
     """Trains by votes of packed signs: N/8 bytes up and N/8 down per node and round.
 
     The deadline of a round is the `timeout` of `start`. `num_rounds` includes the rounds in the checkpoint.
-    After a round `server.report` shows what happened, by worker; `nodes[worker]` is the node id.
+    After a round `server.report` shows what happened, by worker, and `shares` whose vote counted how much, if the rule
+    has one weight for each worker; `nodes[worker]` is the node id.
 
     Args:
         layout: of the model, `Layout.of(model)`.
@@ -67,19 +72,27 @@ class SignVote(Strategy):
         local_steps: K: each node makes K local steps, and votes on the sign of the change.
         local_rate: learning rate of the local steps.
         momentum: beta of each worker's average before the sign.
+        interpolation: send the signs of Lion's interpolation, see `Worker`; None: of the average.
+        clip: workers scale gradients down to this norm before momentum averages them; None: never.
         zeros: what a zero sends and decides: "coin" or "abstain".
         run: the run's number, below 2^63; ballots of another run are refused.
         decay: weight decay.
+        factors: what the step and the decay of a parameter are multiplied by, by name; see `signvote.factors`.
         feedback: workers add the residual, the part that the signs left out, to their next signal.
         top: workers vote only on this share of the coordinates.
-        min_nodes: the first round after a start waits for this many nodes, at most until its deadline.
+        fraction_train: the share of the connected nodes that is asked to vote in a round.
+        min_train_nodes: a round asks at least this many nodes, and waits for them, at most until its deadline.
+        min_available_nodes: the first round after a start waits for this many nodes, at most until its deadline.
         min_ballots: a round with fewer votes is an error; 0: never.
         min_voters: a round with fewer votes moves nothing, and training continues.
         evaluate_every: rounds between two evaluations on the nodes; 0: none.
         buffers_every: rounds between two reports of the nodes' floating-point buffers, of which the model gets the
             median. The last round of `start` has one, too. 0: none; the model keeps the buffers of the initial arrays.
+        remember: about how many nodes are known, with their trust; those not asked for longest are forgotten first.
+            None: 100,000, and trust in as many as the rule can afford.
+        store: where the ballots of a round are kept, `Spool(...)`; None: in memory.
         checkpoint: a file, written after every round; `start` resumes from it if it exists.
-        encoding: momentum, zeros, top and feedback as one object, instead of these.
+        encoding: all settings of the encoder as one object, instead of these.
         options: keyword arguments of the named rule.
 
     """
@@ -93,34 +106,53 @@ class SignVote(Strategy):
         local_steps: int = 1,
         local_rate: float = 0.1,
         momentum: float = 0.0,
+        interpolation: float | None = None,
+        clip: float | None = None,
         zeros: Zeros = "coin",
         run: int = 0,
         decay: float = 0.0,
+        factors: Mapping[str, Factors] | None = None,
         feedback: bool = False,
         top: float | None = None,
-        min_nodes: int = 1,
+        fraction_train: float = 1.0,
+        min_train_nodes: int = 1,
+        min_available_nodes: int = 1,
         min_ballots: int = 1,
         min_voters: int = 1,
         evaluate_every: int = 0,
         buffers_every: int = 1,
+        remember: int | None = None,
+        store: Store | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         encoding: Encoding | None = None,
         **options: Any,
     ) -> None:
-        _check_least("local_steps", local_steps, 1)
-        _check_least("min_nodes", min_nodes, 1)
-        _check_least("min_ballots", min_ballots, 0)
-        _check_least("evaluate_every", evaluate_every, 0)
-        _check_least("buffers_every", buffers_every, 0)
+        _check_least(1, local_steps=local_steps)
+        _check_least(0, min_ballots=min_ballots, evaluate_every=evaluate_every, buffers_every=buffers_every)
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
-            encoding = Encoding(momentum=momentum, zeros=zeros, top=top, feedback=feedback)
-        self.server = Server(layout, rule, run=run, zeros=encoding.zeros, min_voters=min_voters, **options)
+            averaging: dict[str, Any] = {"momentum": momentum, "interpolation": interpolation, "clip": clip}
+            encoding = Encoding(**averaging, zeros=zeros, top=top, feedback=feedback)
+        self.server = Server(
+            layout,
+            rule,
+            run=run,
+            zeros=encoding.zeros,
+            min_voters=min_voters,
+            remember=remember,
+            store=store,
+            **options,
+        )
         encoding = encoding.suiting(self.server.rule)
         self.step = step
         self.decay = decay
-        self.min_nodes = min_nodes
+        self.factors = checked(factors, [segment.name for segment in layout.segments])
+        self.sampling = Sampling(
+            fraction_train=fraction_train,
+            min_train_nodes=min_train_nodes,
+            min_available_nodes=min_available_nodes,
+        )
         self.min_ballots = min_ballots
         self.evaluate_every = evaluate_every
         self.buffers_every = buffers_every
@@ -132,9 +164,11 @@ class SignVote(Strategy):
             "local_steps": local_steps,
             "local_rate": local_rate,
             **chosen,
+            **as_lists(self.factors),
         }
         self.model: dict[str, Tensor] = {}
-        self.progress = Progress()
+        self.progress = Progress(remember or max(NODES, self.server.remember))
+        self.shares: dict[int, float] = {}  # voter -> its share of all weight in the last round
         self.timeout = math.inf
         self._means = MetricMeans()
         self._final_round = 0  # of this call of `start`
@@ -148,8 +182,8 @@ class SignVote(Strategy):
         return self.server.layout
 
     @property
-    def nodes(self) -> list[int]:
-        """The node id of each worker."""
+    def nodes(self) -> dict[int, int]:
+        """The node id of each worker that is not forgotten."""
         return self.progress.nodes
 
     @property
@@ -180,7 +214,7 @@ class SignVote(Strategy):
         self._is_starting = True
         done = self.round
         result = super().start(
-            grid,
+            Arrivals(grid),  # type: ignore[arg-type]  # a grid in all that matters here
             self._arrays(),
             max(0, num_rounds - done),
             timeout,
@@ -188,6 +222,7 @@ class SignVote(Strategy):
             evaluate_config,
             evaluate_fn and (lambda t, arrays: evaluate_fn(done + t, arrays)),
         )
+        log_trust(self.server.report, self.shares, self.nodes)
         result.arrays = self._arrays()
         shift_rounds(result, done)
         return result
@@ -217,53 +252,28 @@ class SignVote(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """A message to every connected node: its worker number, and the decisions that it lacks."""
-        self._asked = self._wait_for_nodes(grid)
-        self._asks_buffers = self._wants_buffers(self.round + 1)
-        self.progress.register(self._asked)
-        config["server-round"] = self.round + 1
-        return [self._message(node, arrays, config, MessageType.TRAIN) for node in self._asked]
-
-    def _wait_for_nodes(self, grid: Grid) -> list[int]:
-        """The connected nodes. The first round after a start waits for `min_nodes` of them."""
-        wanted = self.min_ballots
-        if self._is_starting:
-            wanted = max(self.min_nodes, self.min_ballots)
+        """A message to each node that is asked: its worker number, and the decisions that it lacks."""
+        least = max(self.min_ballots, self.sampling.min_available_nodes if self._is_starting else 1)
         self._is_starting = False
-        deadline = time.monotonic() + self.timeout
-        nodes = sorted(grid.get_node_ids())
-        while len(nodes) < wanted and time.monotonic() < deadline:
-            time.sleep(1)
-            nodes = sorted(grid.get_node_ids())
-        return nodes
+        self._asked = self.sampling.choose(grid, least, self.timeout, self.server.run, self.round + 1)
+        self._asks_buffers = self._wants_buffers(self.round + 1)
+        gone = self.progress.register(self._asked)
+        if gone:
+            self.server.forget(*gone)
+        config["server-round"] = self.round + 1
+        return self._messages(arrays, config, MessageType.TRAIN)
 
-    def _message(self, node: int, arrays: ArrayRecord, config: ConfigRecord, kind: str) -> Message:
-        content = RecordDict()
-        decisions = self.progress.lacking(node, self.round)
-        if decisions is None:
-            content[MODEL] = arrays
-            decisions = {}
-        elif decisions:
-            packed = {str(t): to_array(decision.message) for t, decision in decisions.items()}
-            content[DECISIONS] = ArrayRecord(packed)
-        instruction = {
-            **self.settings,
-            "round": self.round + 1,
-            "worker": self.progress.worker(node),
-            "model_round": self.round,
-            "decided": list(decisions),
-            "steps": [decision.step for decision in decisions.values()],
-            "buffers": self._asks_buffers,
-        }
-        content[INSTRUCTION] = ConfigRecord(instruction)
-        content[CONFIG] = config
-        return Message(
-            content,
-            node,
-            kind,
-            group_id=str(self.round + 1),
+    def _messages(self, arrays: ArrayRecord, config: ConfigRecord, kind: str) -> Iterator[Message]:
+        """Made one by one, as they are sent."""
+        requests = Requests(
+            progress=self.progress,
+            round=self.round,
+            model=arrays,
+            config=config,
+            settings={**self.settings, "buffers": self._asks_buffers},
             ttl=None if math.isinf(self.timeout) else self.timeout,
         )
+        return (requests.to(node, kind) for node in self._asked)
 
     def _wants_buffers(self, t: int) -> bool:
         """Whether nodes report their buffers in round t."""
@@ -276,23 +286,24 @@ class SignVote(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Decide the round by the ballots that arrived."""
+        """Count the ballots as they arrive, and decide the round."""
         t = self.round + 1
-        answers = self._answers(t, replies)
-        ballots = [(worker, ballot_in(content)) for worker, content in answers if is_vote(content)]
-        admitted = self.server.admit(t, ballots)  # type: ignore[arg-type]  # a ballot of None is refused
-        voters = {ballot.worker for ballot in admitted.voters}
-        if len(voters) < self.min_ballots:
-            raise self._no_quorum(t, admitted, len(answers))
-        decision = self.server.decide(t, admitted)
-        self._apply(t, decision)
-        counted = [content for worker, content in answers if worker in voters]
+        opened = self.server.open(t)
+        answers = Answers(self.progress, self._asked, self.round)
+        reported = self._counted(opened, answers.read(replies, t))
+        if opened.votes < self.min_ballots:
+            raise self._no_quorum(opened, len(answers.silent))
+        voters = [ballot.worker for ballot in opened.voters]
+        self._apply(t, opened.close())
+        shares = self.server.rule.shares(voters)  # before the rule learns
+        self.shares = {} if shares is None else dict(zip(voters, shares.tolist(), strict=True))
         if self._asks_buffers and self.server.report.is_decided:
-            set_buffers_(buffers_of(self.model, self.layout), counted)
-        log_round(t, self.server.report, self.nodes, self._silent(answers))
+            buffers = buffers_of(self.model, self.layout)
+            set_buffers_(buffers, [reported[worker].buffers for worker in voters])
+        log_round(t, self.server.report, self.nodes, answers.silent)
         if self.checkpoint is not None:
             checkpoint.save(self.checkpoint, self.state_dict())
-        means = self._means.of(t, counted)
+        means = self._means.of(t, [reported[worker].metrics for worker in voters])
         summary: dict[str, Any] = {
             "ballots": len(voters),
             "refused": len(self.server.report.refused),
@@ -301,53 +312,39 @@ class SignVote(Strategy):
         }
         return self._arrays(), MetricRecord(summary)
 
-    def _no_quorum(self, t: int, admitted: Admitted, answers: int) -> QuorumError:
+    def _counted(self, opened: Round, answers: Iterable[tuple[int, RecordDict]]) -> dict[int, Reported]:
+        """Give the round its ballots. Returns the rest of what their workers sent."""
+        reported = {}
+        buffers = buffers_of(self.model, self.layout) if self._asks_buffers else {}
+        for worker, content in answers:
+            if not is_vote(content):
+                continue
+            receipt = opened.add(worker, ballot_in(content))  # type: ignore[arg-type]  # None is refused
+            if receipt.status == "admitted":
+                metrics = self._means.read(content, opened.number)
+                reported[worker] = Reported(metrics, buffers_in(content, buffers))
+        return reported
+
+    def _no_quorum(self, opened: Round, silent: int) -> QuorumError:
         """What is known about the nodes that did not vote, and where the last complete round is."""
+        t = opened.number
         nodes = len(self._asked)
-        known = [f"{nodes - answers} did not answer within {self.timeout:g} s"]
-        known += [f"worker {worker} abstained: {why}" for worker, why in admitted.abstained.items()]
-        known += [f"refused: {refusal.message}" for refusal in admitted.refused]
+        known = [f"{silent} did not answer within {self.timeout:g} s"]
+        known += [f"worker {worker} abstained: {why}" for worker, why in opened.abstained.items()]
+        known += [f"refused: {refusal.message}" for refusal in opened.refused]
         shown = "; ".join(known[:SHOWN])
         kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
         return QuorumError(
-            f"round {t}: {len(admitted.voters)} of {nodes} nodes voted, min_ballots is {self.min_ballots}"
+            f"round {t}: {opened.votes} of {nodes} nodes voted, min_ballots is {self.min_ballots}"
             f" ({shown}); round {t - 1} is {kept}"
         )
-
-    def _answers(self, t: int, replies: Iterable[Message]) -> list[tuple[int, RecordDict]]:
-        """(worker, content) of the nodes that answered. Records the last round in each node's model."""
-        asked = set(self._asked)
-        answers = []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            if node not in asked:
-                continue  # the SuperLink reports a message that was not answered in time
-            if reply.has_error():
-                log.warning("signvote: round %d: error from node %d: %s", t, node, reply.error.reason)
-                continue
-            answers.append((self.progress.worker(node), reply.content))
-            self._note_applied(t, node, applied_in(reply.content))
-        return answers
-
-    def _note_applied(self, t: int, node: int, applied: int) -> None:
-        if 0 <= applied <= self.round:
-            self.progress.set_applied(node, applied)
-        else:
-            log.info("signvote: round %d: node %d asks for the whole model", t, node)
-            self.progress.forget_applied(node)
 
     def _apply(self, t: int, message: bytes) -> None:
         step = float(self.step(t) if callable(self.step) else self.step)
         decision = parse(message, layout=self.layout, run=self.server.run, round=t, worker=SERVER)
-        apply_decision(self.model, decision, step, self.decay)
+        apply_decision(self.model, decision, step, self.decay, self.factors)
         model_bytes = sum(tensor.nbytes for tensor in self.model.values())
         self.progress.add(t, Decision(step, message), limit_bytes=model_bytes)
-
-    def _silent(self, answers: list[tuple[int, RecordDict]]) -> list[int]:
-        """The workers that were asked and did not answer."""
-        asked = {self.progress.worker(node) for node in self._asked}
-        answered = {worker for worker, _ in answers}
-        return sorted(asked - answered)
 
     # ---- evaluation on the nodes -----------------------------------------------------------------
 
@@ -358,12 +355,14 @@ class SignVote(Strategy):
         if not self.evaluate_every or self.round % self.evaluate_every:
             return []
         config["server-round"] = self.round
-        return [self._message(node, arrays, config, MessageType.EVALUATE) for node in self._asked]
+        return self._messages(arrays, config, MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The plain mean of each metric over the nodes that report it as a finite number."""
-        answers = self._answers(self.round, replies)
-        means = self._means.of(self.round, [content for _, content in answers])
+        t = self.round
+        answers = Answers(self.progress, self._asked, t).read(replies, t)
+        reported = {worker: self._means.read(content, t) for worker, content in answers}
+        means = self._means.of(t, [reported[worker] for worker in sorted(reported)])
         return MetricRecord(means) if means else None  # type: ignore[arg-type]  # a dict is invariant
 
     # ---- stopping and resuming -------------------------------------------------------------------
@@ -375,18 +374,25 @@ class SignVote(Strategy):
             "version": VERSION,
             "model": self.model,
             "server": self.server.state_dict(),
-            "nodes": self.nodes,
+            **self.progress.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state. The next round sends every node the whole model."""
         check_state(state, kind="flower")
-        state = upgraded(state, "the checkpoint", VERSION)
+        state = upgraded(state, "the checkpoint", VERSION, {1: _with_workers})
         self.server.load_state_dict(state["server"])
         self._load_model(state["model"])
-        self.progress = Progress(state["nodes"])
+        self.progress = Progress(self.progress.limit, state)
 
 
-def _check_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} is {value}; it must be {least} or more")
+def _with_workers(state: dict[str, Any]) -> dict[str, Any]:
+    """Format 2 names the worker of each node, because nodes may be forgotten."""
+    nodes = state["nodes"]
+    return {**state, "workers": list(range(len(nodes))), "next_worker": len(nodes)}
+
+
+def _check_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} is {value}; it must be {least} or more")

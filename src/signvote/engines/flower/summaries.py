@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,12 +16,21 @@ from torch import Tensor
 
 from signvote.core.layout import Layout
 from signvote.engines.flower.logs import log
-from signvote.engines.flower.records import BUFFERS, METRICS
+from signvote.engines.flower.records import BUFFERS, METRICS, record_in
 
 Numbers = np.ndarray[Any, np.dtype[np.float32]]
+Metrics = dict[str, float]
+Buffers = dict[str, Numbers]
 
 MOST_METRICS = 100  # names: of one node, and of all together
 LEFT_OUT = "-left-out"  # ends the name of a count of values that are not finite
+
+
+class Reported(NamedTuple):
+    """What a node sends beside its ballot."""
+
+    metrics: Metrics
+    buffers: Buffers
 
 
 class MetricMeans:
@@ -30,18 +39,25 @@ class MetricMeans:
     def __init__(self) -> None:
         self._has_warned = False
 
-    def of(self, round: int, replies: Sequence[RecordDict]) -> dict[str, float]:
+    def read(self, content: RecordDict, round: int) -> Metrics:
+        """The metrics in a reply that are single numbers."""
+        record = record_in(content, METRICS, MetricRecord)
+        if len(record) > MOST_METRICS:
+            self._warn(round, "a node reports %d metrics", len(record))
+        first = islice(record.items(), MOST_METRICS)
+        return {name: float(value) for name, value in first if isinstance(value, int | float)}
+
+    def of(self, round: int, reported: Sequence[Metrics]) -> Metrics:
         """The mean of each metric over the nodes that report it as a finite number.
 
         A value that is not finite is left out; the entry `NAME-left-out` counts those of metric NAME. Of more than
         `MOST_METRICS` names, those that most nodes report are kept.
         """
-        reported = [self._metrics_in(content, round) for content in replies]
         uses = Counter(name for metrics in reported for name in metrics)
         if len(uses) > MOST_METRICS:
             self._warn(round, "nodes report %d different metrics", len(uses))
-        means: dict[str, float] = {}
-        left_out: dict[str, float] = {}
+        means: Metrics = {}
+        left_out: Metrics = {}
         for name, nodes in uses.most_common(MOST_METRICS):
             values = [metrics[name] for metrics in reported if name in metrics]
             finite = [value for value in values if math.isfinite(value)]
@@ -52,14 +68,6 @@ class MetricMeans:
         if left_out:
             log.warning("signvote: round %d: metrics that are not finite: %s", round, left_out)
         return means | left_out
-
-    def _metrics_in(self, content: RecordDict, round: int) -> dict[str, float]:
-        """The metrics in a reply that are single numbers."""
-        record = content.metric_records.get(METRICS, MetricRecord())
-        if len(record) > MOST_METRICS:
-            self._warn(round, "a node reports %d metrics", len(record))
-        first = islice(record.items(), MOST_METRICS)
-        return {name: float(value) for name, value in first if isinstance(value, int | float)}
 
     def _warn(self, round: int, what: str, names: int) -> None:
         """Log that metrics are left out, once."""
@@ -75,23 +83,27 @@ def buffers_of(model: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]
     return {name: tensor for name, tensor in others.items() if tensor.is_floating_point() and tensor.numel()}
 
 
-def set_buffers_(buffers: Mapping[str, Tensor], replies: Sequence[RecordDict]) -> None:
+def buffers_in(content: RecordDict, buffers: Mapping[str, Tensor]) -> Buffers:
+    """The numbers of these buffers in a reply. Those of another size, or not finite, are left out."""
+    found = {name: _buffer_in(content, name, buffer.numel()) for name, buffer in buffers.items()}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def set_buffers_(buffers: Mapping[str, Tensor], reported: Sequence[Buffers]) -> None:
     """Set each buffer that most nodes report to the median over these nodes, number by number.
 
     A minority of nodes cannot move a median beyond what the others report, nor change an entry that only they report,
-    such as a frozen parameter. A buffer of another size, or with a number that is not finite, is left out.
+    such as a frozen parameter.
     """
     for name, buffer in buffers.items():
-        reported = [_buffer_in(content, name, buffer.numel()) for content in replies]
-        usable = [values for values in reported if values is not None]
-        if 2 * len(usable) > len(replies):
+        usable = [values[name] for values in reported if name in values]
+        if 2 * len(usable) > len(reported):
             middle = np.median(np.stack(usable), axis=0)
             buffer.copy_(torch.from_numpy(middle).view(buffer.shape))
 
 
 def _buffer_in(content: RecordDict, name: str, size: int) -> Numbers | None:
-    """The numbers of a buffer in a reply."""
-    array = content.array_records.get(BUFFERS, ArrayRecord()).get(name)
+    array = record_in(content, BUFFERS, ArrayRecord).get(name)
     if array is None or len(array.data) != 4 * size:
         return None
     values = np.frombuffer(array.data, "<f4")

@@ -7,40 +7,42 @@ it returns numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from signvote.kernels import has_triton, upload
 from signvote.sim.gradients import Gradients
-from signvote.sim.joint.layers import Crew, side_by_side
+from signvote.sim.joint.crew import Crew, NotTogetherError
+from signvote.sim.joint.layers import SideBySide
 from signvote.sim.joint.parts import Parts
 from signvote.sim.machine import Machine
 from signvote.sim.population import generator
-from signvote.tasks import Data, OutputLoss, Task
+from signvote.tasks import Batch, OutputLoss, Task
+from signvote.tasks.data import mapped
 from signvote.tasks.metrics import finished, sums_of
 
 TEST_SAMPLES = 2048  # at a time, about
 WARM_UP = 3  # passes before a capture, as PyTorch asks for
+TOLERANCE = 0.1  # relative; rounding is far below, and a mistake far above
 
 
 def is_joint(task: Task) -> bool:
-    """Whether a task has what the joint pass needs: tensors in memory, and a loss of each sample."""
-    tensors = [
-        tensor
-        for data in (task.train, task.test)
-        if isinstance(data, Data)
-        for tensor in (data.inputs, data.labels)
-        if isinstance(tensor, Tensor)
-    ]
-    return len(tensors) == 4 and isinstance(task.loss, OutputLoss)
+    """Whether a task has what the joint pass needs: batches made on the device, and a loss of each sample."""
+    in_memory = task.train.is_in_memory and task.test.is_in_memory
+    return in_memory and isinstance(task.loss, OutputLoss)
 
 
-def losses_of(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """The loss of each sample, from outputs and labels."""
+def losses_of(task: Task, outputs: object, labels: object) -> Tensor:
+    """The loss of each sample, in float32."""
     assert isinstance(task.loss, OutputLoss)  # see is_joint
-    return task.loss.of_samples
+    return task.loss.of_samples(mapped(_single, outputs), labels)
+
+
+def _single(output: Tensor) -> Tensor:
+    return output.float() if output.is_floating_point() else output
 
 
 class JointPass:
@@ -69,24 +71,25 @@ class JointPass:
         sizes = [batch_sizes[m] for m in self.order]
         self.matrix = torch.zeros(len(sizes), gradients.layout.size, device=self.device)
         parts = Parts(sizes, self.device)
-        crew = Crew(
+        self.crew = Crew(
             parts=parts,
             gradients=self.matrix,
             layout=gradients.layout,
+            parameters=gradients.parameters,
             dtype=machine.dtype,
             triton=has_triton() and self.device.type == "cuda",
         )
-        self.model = side_by_side(gradients.model, crew)
-        self.samples = Samples(gradients.task, parts.samples, self.device)
+        self.model = gradients.model
+        self.samples = Training(gradients.task, parts.samples, self.device)
         self.owner = parts.owner.long()  # row of each sample
         shares = 1 / torch.tensor(sizes, device=self.device)
         self.share = shares[self.owner]
-        self._evaluation = Evaluation(gradients.task, self.model, crew, test_batch)
+        self._evaluation = Evaluation(gradients, self.crew, test_batch)
         self._replay: Callable[[], None] | None = None
 
-    def restart(self, model: nn.Module) -> None:
+    def restart(self, state: dict[str, Tensor]) -> None:
         """Start again with the parameters of a fresh model."""
-        self.gradients_by_one.model.load_state_dict(model.state_dict())
+        self.model.load_state_dict(state)
 
     def gradients(
         self,
@@ -98,7 +101,7 @@ class JointPass:
 
         Args:
             batches: each worker's samples, indices into the training data.
-            seeds: of each worker's augmentation.
+            seeds: of each worker's augmentation; the first is that of dropout, too.
             relabeled: which workers use the wrong labels of `Data.wrong`; default: none.
 
         """
@@ -111,25 +114,87 @@ class JointPass:
             seeds=[seeds[m] for m in self.order],
             sizes=[self.batch_sizes[m] for m in self.order],
         )
+        seed = (*seeds[0], 2)
         if self._replay is None:
-            self._replay = captured(self._forward_and_back, self.device)
-        self._replay()
+            with _seeded(seed, self.device):
+                self._replay = captured(self._forward_and_back, self.device)
+        with _seeded(seed, self.device):
+            self._replay()
         return self.matrix
 
     def _forward_and_back(self) -> None:
-        assert self.model is not None
+        self.model.train()
+        self._differentiate()
+
+    def _differentiate(self) -> None:
+        """Compute the gradients of all workers."""
+        task = self.gradients_by_one.task
         inputs, labels = self.samples.load()
-        outputs = self.model(inputs)
-        losses = losses_of(self.samples.task)(outputs, labels)
+        self.crew.begin()
+        with SideBySide(self.crew):
+            outputs = self.model(inputs)
+        losses = losses_of(task, outputs, labels)
         total = (losses * self.share).sum()  # over workers, of each one's mean loss
         total.backward()  # type: ignore[no-untyped-call]
+        self.crew.finish()
 
     def evaluate(self) -> dict[str, float]:
         """The metrics on the test data, by name, in batches of `test_batch`."""
         return self._evaluation.score()
 
+    # ---- can this pass train the model? ----------------------------------------------------------
 
-class Samples:
+    def trouble(self) -> str:
+        """Why this pass cannot train the task; empty if it can.
+
+        Compares one worker's gradient with what it computes alone, in float32 and without dropout.
+        """
+        dtype = self.crew.dtype
+        self.crew.dtype = torch.float32
+        self.model.eval()
+        try:
+            why = self._difference()
+            if why and self.crew.is_ambiguous:
+                self.crew.shares_indices = True
+                why = self._difference()
+            return why
+        except NotTogetherError as why:
+            return str(why)
+        except Exception as error:  # of a model that is broken, or whose parts do not expect so many samples
+            return f"its model fails on the samples of all workers: {error}".partition("\n")[0]
+        finally:
+            self.crew.dtype = dtype
+            self.matrix.zero_()
+            self.gradients_by_one.flat.zero_()
+
+    def _difference(self) -> str:
+        one = self.gradients_by_one
+        count = len(self.samples.indices)
+        first = torch.arange(count) % len(one.task.train)
+        self.samples.indices.copy_(first)
+        one.flat.zero_()
+        self._differentiate()
+        if one.flat.any():
+            return "a parameter of its model is used in a way that this pass does not see"
+        size = self.batch_sizes[self.order[0]]
+        draws = self.samples.draws
+        one.add(self.samples.indices[:size], None if draws is None else draws[..., :size])
+        error = (self.matrix[0] - one.flat).norm()
+        if error > TOLERANCE * one.flat.norm():  # not if one is not a number
+            return "its model mixes samples of different workers"
+        return ""
+
+
+@contextmanager
+def _seeded(seed: Sequence[int], device: torch.device) -> Iterator[None]:
+    """Seed torch's own random numbers, such as dropout's, for a while."""
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(generator(*seed).initial_seed())
+        yield
+
+
+class Training:
     """The training samples of a round, in fixed places on the device, where a captured graph finds them."""
 
     def __init__(self, task: Task, count: int, device: torch.device) -> None:
@@ -150,34 +215,32 @@ class Samples:
             draws = self.task.draw(size, generator(*seed))
             assert draws is not None
             drawn.append(draws)
-        together = torch.cat(drawn, 1)
+        together = torch.cat(drawn, -1)
         self.draws.copy_(upload(together, self.device))
 
-    def load(self) -> tuple[Tensor, Tensor]:
+    def load(self) -> Batch:
         """Inputs, augmented, and labels."""
         train = self.task.train
-        inputs = self.task.prepare(train.inputs[self.indices], self.draws)
-        right = train.labels[self.indices]
+        batch = self.task.batch(train, self.indices, self.draws)
         if not self.has_classes:  # then no attacker relabels
-            return inputs, right
-        wrong = train.wrong(right)
-        return inputs, torch.where(self.relabeled, wrong, right)
+            return batch
+        wrong = train.wrong(batch.labels)
+        return batch._replace(labels=torch.where(self.relabeled, wrong, batch.labels))
 
 
 class Evaluation:
     """The metrics of a model on the test data.
 
     Args:
-        task: has the test data.
-        model: made by `side_by_side`; None: never evaluated.
+        gradients: have the task and the model.
         crew: of the model. Its parts are replaced during a test.
         batch: number of samples that batch norm sees together.
 
     """
 
-    def __init__(self, task: Task, model: nn.Module | None, crew: Crew, batch: int) -> None:
-        self.task = task
-        self.model = model
+    def __init__(self, gradients: Gradients, crew: Crew, batch: int) -> None:
+        self.task = gradients.task
+        self.model = gradients.model
         self.crew = crew
         self.batch = batch
         self.device = crew.parts.device
@@ -200,22 +263,25 @@ class Evaluation:
         training_parts = self.crew.parts
         for total in (self.loss, *self.sums.values()):
             total.zero_()
+        self.model.eval()
         try:
             for start in range(0, len(test), samples):
-                end = start + samples
-                self._add(test.inputs[start:end], test.labels[start:end])
+                end = min(start + samples, len(test))
+                self._add(torch.arange(start, end, device=self.device))
         finally:
             self.crew.parts = training_parts
 
-    def _add(self, inputs: Tensor, labels: Tensor) -> None:
+    def _add(self, indices: Tensor) -> None:
         """Add the score of some samples, which are several batches."""
-        assert self.model is not None
-        starts = range(0, len(labels), self.batch)
-        sizes = [min(self.batch, len(labels) - at) for at in starts]
+        count = len(indices)
+        starts = range(0, count, self.batch)
+        sizes = [min(self.batch, count - at) for at in starts]
         self.crew.parts = self._parts_of(tuple(sizes))
-        outputs = self.model(self.task.prepare(inputs))
-        self.loss += losses_of(self.task)(outputs, labels).sum()
-        for name, summed in sums_of(self.task.metrics, len(labels), outputs, labels).items():
+        inputs, labels = self.task.batch(self.task.test, indices)
+        with SideBySide(self.crew):
+            outputs = self.model(inputs)
+        self.loss += losses_of(self.task, outputs, labels).sum()
+        for name, summed in sums_of(self.task.metrics, count, outputs, labels).items():
             if name not in self.sums:  # before a capture
                 self.sums[name] = torch.zeros_like(summed)
             self.sums[name] += summed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from signvote.core.ballot import HEADER
 from signvote.core.bits import bytes_for, coin_for, unpack_signs
-from signvote.core.corrections import claims, corrected, scales
+from signvote.core.corrections import claims, corrected, own, scales
 from signvote.core.encoder import Encoded, Memory, encode
 from signvote.core.server import Server
 from signvote.core.sparse import body_bytes
@@ -28,7 +28,7 @@ class Together(Workers):
     def __init__(self, work: Assignment, joint: JointPass, phases: Phases) -> None:
         super().__init__(work, joint.gradients_by_one, phases)
         self.joint = joint
-        average = torch.zeros_like(joint.matrix) if work.encoding.momentum else None
+        average = torch.zeros_like(joint.matrix) if work.encoding.remembers else None
         residual = torch.zeros_like(joint.matrix) if work.encoding.feedback else None
         belief = torch.zeros_like(joint.matrix) if work.encoding.corrects else None
         self.memory = Memory(average, residual, belief)
@@ -46,10 +46,10 @@ class Together(Workers):
                 gradient = gradient[at]
                 before = before.map(lambda rows: rows[at])
             coins = self._coins(t, voters)
-            found = encode(gradient, before, self.work.encoding, coins)
+            found = encode(gradient, before, self.work.encoding, coins, top=self.work.config.top_at(t))
             assert isinstance(found.finite, Tensor)
             self.memory = self._kept(at, before, found)
-            self._signals = gradient if found.memory.average is None else found.memory.average
+            self._signals = found.signal
         batch_sizes = self.work.config.batch_sizes
         return Votes(
             workers=tuple(voters),
@@ -123,14 +123,16 @@ class Together(Workers):
         if not len(votes.workers):
             return
         is_decided = present.sum() >= server.min_voters
-        exponents = server.rule.scale(votes)
-        assert exponents is not None
-        signs = torch.zeros(belief.shape, dtype=torch.int8, device=belief.device)
+        largest = server.rule.scale(votes)
+        assert largest is not None
+        assert votes.claims is not None
+        scale = scales(own(votes.claims, largest), self.layout, 0, votes.n)
         rows = self._rows(votes.workers)
         sent = unpack_signs(votes.planes, votes.n) * present[:, None]
-        signs[slice(None) if rows is None else rows] = sent
+        voted = slice(None) if rows is None else rows
         after = belief.clone()
-        corrected(after, signs, scales(exponents, self.layout, 0, votes.n))
+        corrected(after, None, None)
+        after[voted] += sent * scale
         belief.copy_(torch.where(is_decided, after, belief))
 
     def bytes_sent(self) -> tuple[int, int]:
