@@ -53,6 +53,7 @@ class Plan:
     rounds: int  # unless the file `last` in the folder has another number
     peers: list[str]
     folder: str
+    closer: int = 1  # a worker that stays: nobody finishes a round before it has voted
     late: dict[int, str] = field(default_factory=dict)  # addresses of those that come late
     networks: list[str] = field(
         default_factory=list
@@ -71,6 +72,17 @@ class Plan:
         """The last round."""
         file = Path(self.folder, "last")
         return int(file.read_text()) if file.exists() else self.rounds
+
+    @property
+    def enough(self) -> Path:
+        """A file: once it is there, `closer` ends the training."""
+        return Path(self.folder, "enough")
+
+    def close(self, rounds: int) -> None:
+        """Let all workers stop after this round, which must be a later one for all."""
+        new = Path(self.folder, "new")
+        new.write_text(str(rounds))
+        new.rename(Path(self.folder, "last"))
 
     def saved(self, worker: int) -> Path:
         return Path(self.folder, f"momentum-{worker}.safetensors")
@@ -128,6 +140,8 @@ def train(
     batches = Batches(worker, plan.config)
     while optimizer.round < plan.last:
         t = optimizer.round + 1
+        if worker == plan.closer and plan.enough.exists() and not Path(plan.folder, "last").exists():
+            plan.close(t + 5)
         for group in optimizer.param_groups:
             group["lr"] = plan.config.step_at(t)
         optimizer.zero_grad()
@@ -253,6 +267,12 @@ class Crew:
         """The checksums that these workers end with."""
         self.wait_for(lambda: all(self.log(worker) and "end" in self.log(worker)[-1] for worker in workers))
         return {self.log(worker)[-1]["end"] for worker in workers}
+
+    def finish(self, *workers: int) -> History:
+        """Let these workers end; what happened, after a comparison with a replay."""
+        self.plan.enough.touch()
+        assert len(self.ends(*workers)) == 1
+        return check(self.plan, self.logs, self.plan.last)
 
 
 # ---- what they must come to ----------------------------------------------------------------------

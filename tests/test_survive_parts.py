@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from threading import Thread
@@ -28,21 +29,6 @@ def plan_for(folder: Path, world: int, rounds: int = 10**6, **more: Any) -> Plan
     return Plan(world=world, rounds=rounds, peers=peers, folder=str(folder), more=settings, **more)
 
 
-def end(plan: Plan, rounds: int) -> None:
-    """Let the workers stop after this round, which must be a later one for all."""
-    new = Path(plan.folder, "new")
-    new.write_text(str(rounds))
-    new.rename(Path(plan.folder, "last"))
-
-
-def finish(crew: Crew, *workers: int) -> Any:
-    """Let these workers end; what happened, after a comparison with a replay."""
-    last = max(crew.round_of(worker) for worker in workers) + 10
-    end(crew.plan, last)
-    assert len(crew.ends(*workers)) == 1
-    return check(crew.plan, crew.logs, last)
-
-
 def at(t: int, act: Callable[..., object]) -> Callable[..., None]:
     """Do something before the step of one round, once."""
     times = count()
@@ -52,6 +38,12 @@ def at(t: int, act: Callable[..., object]) -> Callable[..., None]:
             act(optimizer, worker, plan)
 
     return do
+
+
+def waits_less(optimizer: Vote, **settings: float) -> None:
+    """Change how long a worker waits, once all have met: how long that takes decides nothing."""
+    company = optimizer.poll.company  # type: ignore[attr-defined]
+    company.settings = company.membership.settings = replace(company.settings, **settings)
 
 
 def dies(optimizer: Vote, worker: int, plan: Plan) -> None:
@@ -81,7 +73,7 @@ def test_one_that_dies_at_any_point_of_a_round_comes_back(name: str, call: int, 
             crew.start(worker, at(5, dies_in(name, call)) if worker == 0 else None)
         crew.start(0)
         crew.wait_for(lambda: crew.round_of(0) >= 8)
-        story = finish(crew, 0, 1, 2, 3)
+        story = crew.finish(0, 1, 2, 3)
     assert len(story.voters[5]) in (3, 4)
     assert crew.starts == {0: 2, 1: 1, 2: 1, 3: 1}
 
@@ -97,7 +89,7 @@ def test_two_of_five_at_once_and_a_late_one(tmp_path: Path) -> None:
         crew.start(0)
         crew.start(3)
         crew.wait_for(lambda: min(map(crew.round_of, range(6))) >= 10)
-        story = finish(crew, *range(6))
+        story = crew.finish(*range(6))
     assert story.voters[5] == [1, 2, 4]
 
 
@@ -113,15 +105,19 @@ def test_one_that_hangs_is_absent_and_returns_with_its_momentum(tmp_path: Path) 
         for worker in range(3):
             crew.start(worker, at(5, hangs) if worker == 2 else None)
         crew.wait_for(lambda: crew.round_of(2) >= 30)
-        story = finish(crew, 0, 1, 2)
+        story = crew.finish(0, 1, 2)
     assert any(2 not in voters for voters in story.voters.values())
 
 
 def test_a_minority_stops_and_says_so(tmp_path: Path) -> None:
-    plan = plan_for(tmp_path, 3, patience=1.0)
+    plan = plan_for(tmp_path, 3)
+
+    def looks_briefly(optimizer: Vote, worker: int, plan: Plan) -> None:
+        waits_less(optimizer, patience=1.0)
+
     with Crew(plan, threads=True) as crew:
         for worker in range(3):
-            crew.start(worker, at(5, dies) if worker else None)
+            crew.start(worker, at(5, dies if worker else looks_briefly))
         wait_for(lambda: any("error" in line for line in crew.log(0)))
         error = crew.log(0)[-1]["error"]
     assert re.search(
@@ -143,9 +139,10 @@ def test_below_the_quorum_nothing_moves_and_all_are_in_the_same_round(tmp_path: 
 def test_one_that_leaves_after_all_others_died_waits_for_a_while_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_for(tmp_path, 3, timeout=1.0)
+    plan = plan_for(tmp_path, 3)
 
     def leaves(optimizer: Vote, worker: int, plan: Plan) -> None:
+        waits_less(optimizer, timeout=1.0)
         optimizer.leave()
         fall_dead(optimizer)
 
