@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 from signvote.kernels import Backend, reference
@@ -28,14 +26,6 @@ if find_spec("numba"):  # a machine with nothing but PyTorch can still run the t
 @pytest.fixture(params=BACKENDS)
 def kernels(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

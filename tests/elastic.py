@@ -244,7 +244,9 @@ class Crew:
         return {worker: self.log(worker) for worker in range(self.plan.world)}
 
     def round_of(self, worker: int) -> int:
-        """The last round that this worker has finished, in this process."""
+        """The last round that this worker has finished since its last start."""
+        if sum("start" in line for line in self.log(worker)) < self.starts[worker]:
+            return 0
         for line in reversed(self.log(worker)):
             if "round" in line:
                 return int(line["round"])

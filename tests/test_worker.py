@@ -279,11 +279,10 @@ def test_top_votes_on_the_largest_share_only(top: float) -> None:
     assert len(sent) <= 64 + 2 * 63, "never longer than a ballot of two planes"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("zeros", ["coin", "abstain"])
 def test_a_dead_layer_random_walks_or_stays(zeros: Zeros) -> None:
-    """10,000 rounds of zero gradients from three workers: no drift beyond 4 sigma, or no move at all."""
-    n, rounds = 64, 10_000
+    """1,000 rounds of zero gradients from three workers: no drift beyond 4 sigma, or no move at all."""
+    n, rounds = 640, 1_000
     named = [{"dead": torch.zeros(n, dtype=torch.float64)} for _ in range(3)]
     workers = [Worker(p, m, zeros=zeros) for m, p in enumerate(named)]
     for p in named:
@@ -297,7 +296,7 @@ def test_a_dead_layer_random_walks_or_stays(zeros: Zeros) -> None:
         assert not walked.any()
     else:
         assert abs(walked.mean().item()) < 4 * math.sqrt(rounds / n)
-        assert 0.5 < (walked.square().mean() / rounds).item() < 1.7, "a random walk spreads like sqrt(t)"
+        assert 0.75 < (walked.square().mean() / rounds).item() < 1.25, "a random walk spreads like sqrt(t)"
 
 
 def test_decisions_are_applied_once_and_in_order() -> None:
