@@ -255,7 +255,9 @@ class Server:
         if quorate.present is None:
             return decision
         support = self._everywhere(votes) if decision.support is None else decision.support
-        return Planes(decision.signs, support * quorate.present.any())
+        is_alone = len(votes.workers) == 1
+        is_decided = quorate.present if is_alone else quorate.present.any()
+        return Planes(decision.signs, support * is_decided)
 
     def _everywhere(self, votes: Votes) -> Tensor:
         """A plane of ones where these votes are; it is the same in every round."""

@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import reduce
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -19,13 +18,13 @@ from signvote.core.groups import USUAL, Factors, checked
 from signvote.core.layout import Layout, trainable
 from signvote.core.outer import Outer
 from signvote.core.trust import State
+from signvote.core.update import HALVES, apply_decision
 from signvote.errors import BallotError, ConfigError, LayoutError, StateError
 from signvote.formats import check_state, upgraded
-from signvote.kernels import Planes, backend
+from signvote.kernels import Planes
 
 VERSION = 1
-HALVES = (torch.float16, torch.bfloat16)
-RANGE = 2**22  # coordinates that are packed or stepped at a time
+RANGE = 2**22  # coordinates that are packed at a time
 
 
 class Sent(NamedTuple):
@@ -321,49 +320,6 @@ class Worker:
             "run": self.encoder.run,
             "layout": self.layout.digest.hex(),
         }
-
-
-@torch.no_grad()
-def apply_decision(
-    parameters: Mapping[str, Tensor],
-    decision: Ballot,
-    step: float,
-    decay: float = 0.0,
-    factors: Mapping[str, Factors] = MappingProxyType({}),
-) -> None:
-    """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5), each parameter by its own factors.
-
-    Tensors may have any stride; coordinates are counted in row-major order. A decision of no coordinate
-    moves nothing, and takes no step of weight decay either.
-    """
-    if decision.count == 0:
-        return
-    for segment in decision.layout.segments:
-        parameter = parameters[segment.name]
-        flat = parameter.detach().contiguous().view(-1)
-        its = factors.get(segment.name, USUAL)
-        _step_ranges_(flat, decision, segment.start, step * its.step, decay * its.decay)
-        if not parameter.is_contiguous():
-            parameter.copy_(flat.view(parameter.shape))
-
-
-def _step_ranges_(flat: Tensor, decision: Ballot, start: int, step: float, decay: float) -> None:
-    """Step a vector whose decision starts at a coordinate: planes are copied for one range at a time."""
-    for begin in range(0, flat.numel(), RANGE):
-        some = flat[begin : begin + RANGE]
-        first = start + begin
-        skipped = first % 8  # planes start at a byte
-        planes = decision.planes(first - skipped, skipped + some.numel())
-        step_(some, planes, skipped, step, decay)
-
-
-def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:
-    """Step one parameter, whose decision starts at coordinate `begin` (paper, eq. 5)."""
-    flat = parameter.detach().contiguous().view(-1)
-    planes = decision.map(lambda plane: plane.to(flat.device))
-    backend(flat.device).step_(flat, planes, begin, step, keep=1 - step * decay)
-    if not parameter.is_contiguous():
-        parameter.copy_(flat.view(parameter.shape))
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

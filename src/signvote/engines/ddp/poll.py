@@ -193,9 +193,15 @@ class Poll(Fixed):
         self, workers: Sequence[Status], claims: Tensor, voted: Tensor | None
     ) -> tuple[Planes, Voters | None]:
         """The decision on the coordinates that this rank holds, and who made it; None: nobody, they were too few."""
-        ranks = [rank for rank in self.handshake.by_worker if workers[rank].votes]
         ids = self.handshake.ids
-        abstained = {ids[r]: REASONS[workers[r].reason] for r in self.handshake.by_worker if r not in ranks}
+        ranks = []  # that vote
+        abstained = {}
+        for rank in self.handshake.by_worker:
+            status = workers[rank]
+            if status.votes:
+                ranks.append(rank)
+            else:
+                abstained[ids[rank]] = REASONS[status.reason]
         round = self.round + 1
         if len(ranks) < self.server.min_voters:  # nothing moves, as all ranks know
             self.server.learn(round, NOTHING, abstained)
@@ -250,6 +256,10 @@ class Poll(Fixed):
 
     def _compared(self, statuses: Statuses) -> list[Status]:
         """The status of each voter; raise if ranks have different parameters."""
+        if self.team.is_alone:
+            (mine,) = statuses.ranks
+            self.batch_sizes = (mine.batch_size,)
+            return statuses.ranks
         workers = statuses.of_voters(self.handshake)
         self.batch_sizes = tuple(status.batch_size for status in workers)
         digests = [status.digest for status in statuses.ranks]

@@ -14,7 +14,7 @@ from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
 from signvote.core.layout import Layout
 from signvote.core.scales import coded, mean_magnitudes, restored, spread, unsent, values
 from signvote.engines.ddp.exchange import Exchange
-from signvote.engines.ddp.gradients import Gradients
+from signvote.engines.ddp.gradients import Gradients, Taken
 from signvote.engines.ddp.placement import Part, Placement, Span
 from signvote.kernels import Coin, Planes
 
@@ -91,45 +91,58 @@ class Sender:
         """Count every missing gradient as zero."""
         self._write(self.gradients.take_missing())
 
-    def _write(self, taken: list[tuple[Part, Tensor | None]]) -> None:
-        """Write gradients into the vector, and send the chunks that they complete.
-
-        On a CPU momentum averages them in the same pass, which saves a copy of all gradients. The last goes first, as
-        chunks do: a chunk is encoded when it is complete, while the cache still has it.
-        """
-        if not self._averages_early:
-            self.gradients.copy(taken)
-            self._send(self.gradients.complete(taken))
+    def _write(self, taken: Taken) -> None:
+        """Write gradients into the vector, and send the chunks that they complete."""
+        if self._averages_early:
+            self._write_averages(taken)
             return
-        for each in reversed(taken):
-            self._average(*each)
-            self._send(self.gradients.complete([each]))
+        self.gradients.copy(taken)
+        self._send(self.gradients.complete(taken))
+
+    @property
+    def _averages_early(self) -> bool:
+        """Whether the vector gets averages, not gradients: where they are all that a signal needs.
+
+        On a CPU momentum averages gradients in the same pass that writes them, which saves a copy of all of them.
+        """
+        is_on_cpu = self.gradients.vector.device.type == "cpu"
+        return is_on_cpu and self.encoding.sends_average and self.memory.average is not None
+
+    def _write_averages(self, taken: Taken) -> None:
+        """Write the new averages of gradients. The last goes first, as chunks do.
+
+        A chunk is encoded when it is complete, while the cache still has it.
+        """
+        assert self.memory.average is not None
+        views = self.gradients.views
+        before = views.of(self.memory.average)
+        after = views.of(self.gradients.vector)
+        for part, gradient in reversed(taken):
+            place = after[part.name]
+            usable = self._as_averaged(gradient, place)
+            averaged(usable, before[part.name], self._momentum_of(part, place), out=place)
+            complete = self.gradients.completed(part)
+            if complete:
+                self._send(complete)
+
+    def _as_averaged(self, gradient: Tensor | None, place: Tensor) -> Tensor:
+        """A gradient as the average needs it: of its type, and without AMP's scale. One that is missing is zero."""
+        if gradient is None:
+            return place.zero_()
+        if gradient.dtype != place.dtype or self._is_scaled:
+            return place.copy_(gradient).mul_(1 / self.scale)
+        return gradient
+
+    def _momentum_of(self, part: Part, place: Tensor) -> float | Tensor:
+        """The momentum of a part, in its shape if each coordinate has its own."""
+        if isinstance(self.momentum, Tensor):
+            return self.momentum[part.start : part.stop].view(place.shape)
+        return self.momentum
 
     @property
     def _is_scaled(self) -> bool:
         """Whether gradients are to be divided. A scale on a GPU is not looked at, which would wait for it."""
         return isinstance(self.scale, Tensor) or self.scale != 1.0
-
-    @property
-    def _averages_early(self) -> bool:
-        """Whether the vector gets averages, not gradients: where they are all that a signal needs."""
-        is_on_cpu = self.gradients.vector.device.type == "cpu"
-        return is_on_cpu and self.encoding.sends_average and self.memory.average is not None
-
-    def _average(self, part: Part, gradient: Tensor | None) -> None:
-        """Write the new average of one parameter's gradient."""
-        assert self.memory.average is not None
-        views = self.gradients.views
-        place = views.of(self.gradients.vector)[part.name]
-        before = views.of(self.memory.average)[part.name]
-        if gradient is None:
-            gradient = place.zero_()
-        elif gradient.dtype != place.dtype or self._is_scaled:
-            gradient = place.copy_(gradient).mul_(1 / self.scale)
-        momentum = self.momentum
-        if isinstance(momentum, Tensor):
-            momentum = momentum[part.start : part.stop].view(place.shape)
-        averaged(gradient, before, momentum, out=place)
 
     # ---- signs go out ----------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from signvote.core.layout import Layout
 from signvote.core.rounds import Round, Store
 from signvote.core.rule import Rule
 from signvote.core.server import Server
-from signvote.core.worker import apply_decision
+from signvote.core.update import apply_decision
 from signvote.engines.flower.answers import Answers
 from signvote.engines.flower.arrivals import Arrivals
 from signvote.engines.flower.logs import log, log_round, log_trust
