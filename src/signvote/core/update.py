@@ -56,6 +56,7 @@ def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: f
     step_each_([(parameter, begin)], decision, step, decay)
 
 
+@torch.no_grad()
 def step_each_(
     targets: Iterable[tuple[Tensor, int]], decision: Planes, step: float, decay: float = 0.0
 ) -> None:
@@ -71,7 +72,7 @@ def step_each_(
     kernels = backend(decision.signs.device)
     keep = 1 - step * decay
     for parameter, begin in targets:
-        flat = parameter.detach().reshape(-1)
+        flat = parameter.reshape(-1)
         kernels.step_(flat, decision, begin, step, keep)
         if not parameter.is_contiguous():
             parameter.copy_(flat.view(parameter.shape))

@@ -115,15 +115,11 @@ class Gradients:
     def copy(self, taken: Taken) -> None:
         """Copy gradients into the vector; None is zero."""
         views = self.views.of(self.vector)
-        places = []
-        given = []
         for part, gradient in taken:
-            place = views[part.name]
             if gradient is None:
-                place.zero_()
-            else:
-                places.append(place)
-                given.append(gradient)
+                views[part.name].zero_()
+        places = [views[part.name] for part, gradient in taken if gradient is not None]
+        given = [gradient for _, gradient in taken if gradient is not None]
         copy_all_(places, given)
 
     def complete(self, taken: Taken) -> list[int]:
