@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from signvote import ConfigError, EngineError, Members, Server, Vote
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rules import make_rule
 from signvote.core.scaled import ScaledVotes

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import REASONS, Ballot, parse
+from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER
+from signvote.core.header import REASONS
 from signvote.core.report import Refusal
 from signvote.core.tally import Tally
 from signvote.core.trust import Evidence

@@ -9,9 +9,10 @@ from threading import Lock
 
 from torch import Tensor
 
-from signvote.core.ballot import Ballot, Kind, Message, parse, understood
+from signvote.core.ballot import Ballot, Message, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.chunks import evidence_of, vote
+from signvote.core.header import Kind, understood
 from signvote.core.layout import Layout
 from signvote.core.likeness import signs_of_ballots, signs_of_votes
 from signvote.core.recent import Recent

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import REASONS, Ballot, Kind, Message, limits_of, parse, scales_of
+from signvote.core.ballot import Ballot, Message, limits_of, parse, scales_of
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoder, Encoding, Memory, check_batch_size
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding, Memory, check_batch_size
 from signvote.core.groups import USUAL, Factors, checked
+from signvote.core.header import REASONS, Kind
 from signvote.core.layout import Layout, trainable
 from signvote.core.outer import Outer
 from signvote.core.trust import State

@@ -12,7 +12,7 @@ from signvote.core.rules import RULES, current
 from signvote.errors import ConfigError
 from signvote.names import check_name
 from signvote.settings import RECIPES, SETTINGS, Inner, Schedule, Settings, recipe_of, usual_evaluate_every
-from signvote.sim.attacks import parse_attack
+from signvote.sim.hostility import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
 
 LOCAL_YARDSTICKS = ("diloco", "sparseloco")  # with local steps

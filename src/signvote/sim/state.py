@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from signvote.core.encoder import Memory
+from signvote.core.encoding import Memory
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER
-from signvote.core.encoder import Encoder, Encoding, Memory
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding, Memory
 from signvote.core.layout import Layout
 from signvote.core.outer import Outer
 from signvote.core.server import Server
 from signvote.core.vote import Votes
 from signvote.kernels import Planes, words_for
-from signvote.sim.attacks import Hostility, stacked
 from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, evaluate
+from signvote.sim.hostility import Hostility, stacked
 from signvote.sim.phases import Phases
 from signvote.sim.population import Absence, Sampler, present
 from signvote.sim.yardsticks import AGGREGATES

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from signvote import checkpoint
-from signvote.core.ballot import REASONS
-from signvote.core.encoder import Encoding, Memory
+from signvote.core.encoding import Encoding, Memory
+from signvote.core.header import REASONS
 from signvote.core.report import Refusal, RoundReport
 from signvote.core.rule import Rule
 from signvote.core.server import Server

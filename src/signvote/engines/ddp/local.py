@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.encoding import Encoding, check_batch_size
 from signvote.core.layout import Layout, trainable
 from signvote.core.outer import Outer
 from signvote.core.rule import Rule

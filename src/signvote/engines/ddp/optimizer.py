@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from signvote.core.bits import Zeros
-from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.encoding import Encoding, check_batch_size
 from signvote.core.rule import Rule
 from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch

@@ -21,10 +21,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
 from signvote.core.chunks import vote_in_chunks
-from signvote.core.encoder import Encoding, Memory
+from signvote.core.encoding import Encoding, Memory
+from signvote.core.header import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.layout import Layout
 from signvote.core.report import RoundReport
 from signvote.core.server import Server

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from signvote.core.bits import unpack_signs
 from signvote.core.corrections import claims, corrected, own, scales
-from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
+from signvote.core.encoding import Encoded, Encoding, Memory, averaged, encode
 from signvote.core.layout import Layout
 from signvote.core.scales import coded, mean_magnitudes, restored, spread, unsent, values
 from signvote.engines.ddp.exchange import Exchange

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.bits import Zeros
-from signvote.core.encoder import Encoding, check_batch_size, check_top
+from signvote.core.encoding import Encoding, check_batch_size, check_top
 from signvote.core.layout import Layout, trainable
 from signvote.core.report import RoundReport
 from signvote.core.rule import Rule

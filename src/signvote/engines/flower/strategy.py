@@ -22,7 +22,7 @@ from torch import Tensor
 from signvote import checkpoint
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.groups import Factors, checked
 from signvote.core.layout import Layout
 from signvote.core.rounds import Round, Store

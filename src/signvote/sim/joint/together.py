@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import HEADER
 from signvote.core.bits import bytes_for, coin_for, unpack_signs
 from signvote.core.corrections import claims, corrected, own, scales
-from signvote.core.encoder import Encoded, Memory, encode
+from signvote.core.encoding import Encoded, Memory, encode
+from signvote.core.header import HEADER
 from signvote.core.server import Server
 from signvote.core.sparse import body_bytes
 from signvote.core.vote import Votes, everywhere
