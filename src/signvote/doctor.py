@@ -23,7 +23,11 @@ EXTRAS = {  # package -> its purpose, the extra that installs it
     "flwr": ("federated training over Flower", "signvote[flower]"),
     "ray": ("Flower's simulation on one machine", "signvote[flower]"),
 }
-BACKENDS = {"cpu": "numba", "cuda": "Triton", "reference": "plain torch"}
+BACKENDS = {
+    "cpu": "numba",
+    "cuda": "Triton",
+    "reference": "plain torch",
+}
 QUICK = {"cpu": 2_000_000, "reference": 50_000}  # coordinates that take seconds to time
 WORKERS = 15
 

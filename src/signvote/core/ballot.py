@@ -113,7 +113,15 @@ class Ballot:
         )
 
     @classmethod
-    def abstention(cls, layout: Layout, *, worker: int, round: int, run: int, batch_size: int) -> Ballot:
+    def abstention(
+        cls,
+        layout: Layout,
+        *,
+        worker: int,
+        round: int,
+        run: int,
+        batch_size: int,
+    ) -> Ballot:
         """The ballot of a worker whose signal was not finite: a header alone."""
         nothing = np.zeros(bytes_for(layout.size), np.uint8)
         return cls(

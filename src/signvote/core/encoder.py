@@ -179,7 +179,11 @@ class Encoder:
         """The message with these signs; None: an abstention with its reason."""
         if planes is None:
             nothing = Ballot.abstention(
-                self.layout, worker=self.worker_id, round=round, run=self.run, batch_size=self.batch_size
+                self.layout,
+                worker=self.worker_id,
+                round=round,
+                run=self.run,
+                batch_size=self.batch_size,
             )
             return nothing.to_bytes()
         ballot = Ballot.cast(

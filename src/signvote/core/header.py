@@ -84,7 +84,13 @@ def read_header(message: memoryview) -> Fields:
     return fields
 
 
-def check_identity(fields: Fields, layout: Layout, run: int, round: int | None, worker: int | None) -> None:
+def check_identity(
+    fields: Fields,
+    layout: Layout,
+    run: int,
+    round: int | None,
+    worker: int | None,
+) -> None:
     """Refuse a ballot of another layout, run, round or worker; see `parse`."""
     if fields.layout != layout.digest:
         theirs = fields.layout.hex()[:8]
@@ -99,7 +105,13 @@ def check_identity(fields: Fields, layout: Layout, run: int, round: int | None, 
         raise BallotError("worker", f"worker {worker} sent a ballot in the name of {fields.worker}")
 
 
-def check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
+def check_size(
+    kind: Kind,
+    n: int,
+    count: int,
+    size: int,
+    reason: int,
+) -> None:
     """Compare the body's size and count with the layout, before any memory is allocated."""
     if count > n or (kind in WHOLE and count != n):
         raise BallotError(

@@ -248,7 +248,11 @@ RULES: dict[str, type[Rule]] = {
         Mean,
     )
 }
-FORMER = {"pooled": "weighted", "known-batch": "weighted", "agreement": "robust"}  # names before 0.2
+FORMER = {
+    "pooled": "weighted",
+    "known-batch": "weighted",
+    "agreement": "robust",
+}  # names before 0.2
 
 
 def current(name: str) -> str:

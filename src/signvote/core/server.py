@@ -130,7 +130,14 @@ class Server:
         return Tally(self.layout, run=self.run, round=round, groups=len(self.rule.groups))
 
     def _read(self, round: int, message: Message, worker: int) -> Ballot:
-        return parse(message, layout=self.layout, run=self.run, round=round, worker=worker, kinds=self.kinds)
+        return parse(
+            message,
+            layout=self.layout,
+            run=self.run,
+            round=round,
+            worker=worker,
+            kinds=self.kinds,
+        )
 
     def _count_late(self, refusal: Refusal) -> None:
         with self._lock:
@@ -182,18 +189,27 @@ class Server:
         return decision, lambda: evidence
 
     def _tallied(
-        self, stream: Stream, round: int, ballots: list[Ballot], voters: Voters
+        self,
+        stream: Stream,
+        round: int,
+        ballots: list[Ballot],
+        voters: Voters,
     ) -> tuple[Planes, Callable[[], Evidence]]:
         """The decision from their tally; the evidence is computed when it is asked for."""
         decision, judged = self.conclude(
-            round, voters, lambda: stream.total(ballots, self.rule.weigh(voters))
+            round,
+            voters,
+            lambda: stream.total(ballots, self.rule.weigh(voters)),
         )
         if judged is None:
             return decision, lambda: NOTHING
         return decision, partial(evidence_of, self.rule, judged, ballots)
 
     def conclude(
-        self, round: int, voters: Voters, total: Callable[[], Tally]
+        self,
+        round: int,
+        voters: Voters,
+        total: Callable[[], Tally],
     ) -> tuple[Planes, Planes | None]:
         """Decide a round from the tally of all ballots.
 

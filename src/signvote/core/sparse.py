@@ -206,7 +206,10 @@ def _spread(packed: Bytes, support: Bytes) -> Bytes:
 
 
 def check_padding(
-    packed: Bytes, n: int, reason: str = "padding", message: str = "padding bits are not zero"
+    packed: Bytes,
+    n: int,
+    reason: str = "padding",
+    message: str = "padding bits are not zero",
 ) -> None:
     """Refuse packed bits of which one beyond the first n is set."""
     used = n % 8  # bits of the last byte; 0: all

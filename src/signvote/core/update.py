@@ -40,7 +40,13 @@ def apply_decision(
             parameter.copy_(flat.view(parameter.shape))
 
 
-def _step_ranges_(flat: Tensor, decision: Ballot, start: int, step: float, decay: float) -> None:
+def _step_ranges_(
+    flat: Tensor,
+    decision: Ballot,
+    start: int,
+    step: float,
+    decay: float,
+) -> None:
     """Step a vector whose decision starts at a coordinate: planes are copied for one range at a time."""
     for begin in range(0, flat.numel(), RANGE):
         some = flat[begin : begin + RANGE]
@@ -51,14 +57,23 @@ def _step_ranges_(flat: Tensor, decision: Ballot, start: int, step: float, decay
         step_(some, there, skipped, step, decay)
 
 
-def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:
+def step_(
+    parameter: Tensor,
+    decision: Planes,
+    begin: int,
+    step: float,
+    decay: float = 0.0,
+) -> None:
     """Step one parameter, whose decision starts at coordinate `begin` (paper, eq. 5)."""
     step_each_([(parameter, begin)], decision, step, decay)
 
 
 @torch.no_grad()
 def step_each_(
-    targets: Iterable[tuple[Tensor, int]], decision: Planes, step: float, decay: float = 0.0
+    targets: Iterable[tuple[Tensor, int]],
+    decision: Planes,
+    step: float,
+    decay: float = 0.0,
 ) -> None:
     """Step parameters on the decision's device one by one (paper, eq. 5).
 

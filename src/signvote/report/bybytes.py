@@ -88,7 +88,12 @@ def line_of(experiment: Experiment) -> Line:
     points = zip(sent, curve.mean, curve.low, curve.high, strict=True)
     shown = [point for point in points if point[0] and all(map(math.isfinite, point))]
     columns = [list(column) for column in zip(*shown, strict=True)] or [[], [], [], []]
-    return Line(sent=columns[0], mean=columns[1], low=columns[2], high=columns[3])
+    return Line(
+        sent=columns[0],
+        mean=columns[1],
+        low=columns[2],
+        high=columns[3],
+    )
 
 
 def spread_out(places: Sequence[float], gap: float) -> list[float]:
@@ -199,7 +204,13 @@ def _heights(axes: Axes, ends: list[float]) -> list[float]:
     return [height + max(0.0, missing) for height in heights]
 
 
-def _write(axes: Axes, label: str, color: str, x: float, y: float) -> None:
+def _write(
+    axes: Axes,
+    label: str,
+    color: str,
+    x: float,
+    y: float,
+) -> None:
     """A label at the right of a place in pixels, readable across a curve."""
     from matplotlib.patheffects import withStroke
 

@@ -12,7 +12,12 @@ from signvote.report.labels import unique
 from signvote.report.notices import noticed
 from signvote.results import Results
 
-ESCAPES = {"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "}  # the backslash first
+ESCAPES = {
+    "\\": "\\\\",
+    "|": "\\|",
+    "<": "&lt;",
+    "\n": " ",
+}  # the backslash first
 Line = dict[str, Row]  # the rows of a rule, by batches
 
 

@@ -222,7 +222,12 @@ def _draw_legends(sheet: Figure, experiments: list[Experiment], marks: Marks) ->
 
 
 def _legend(
-    sheet: Figure, lines: list[Line2D], names: list[str], title: str, place: Any, columns: int = 2
+    sheet: Figure,
+    lines: list[Line2D],
+    names: list[str],
+    title: str,
+    place: Any,
+    columns: int = 2,
 ) -> None:
     legend = sheet.legend(
         lines,

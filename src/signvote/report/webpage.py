@@ -61,7 +61,11 @@ def page(results: Results, baseline: str = BASELINE, *, live: str = "") -> str:
 def waiting_page(live: str, trouble: str = "") -> str:
     """The page of a folder in which no run has been evaluated yet, or whose files cannot be read."""
     said = escape(trouble or "No run has been evaluated yet. This page loads itself again when one has.")
-    parts = {"said": said, "css": _file("page.css"), **_live_parts(live)}
+    parts = {
+        "said": said,
+        "css": _file("page.css"),
+        **_live_parts(live),
+    }
     return Template(_file("waiting.html")).substitute(parts)
 
 
@@ -118,19 +122,36 @@ def _panels(experiments: list[Experiment]) -> list[dict[str, Any]]:
             series.append(_series(name, member, panel, marks))
         frame = list(panel.frame) if panel.fixed else None
         described = [_described(name, panel) for name in _names(panel.members)]
-        data.append({"title": panel.title, "frame": frame, "metrics": described, "series": series})
+        data.append(
+            {
+                "title": panel.title,
+                "frame": frame,
+                "metrics": described,
+                "series": series,
+            }
+        )
     return data
 
 
 def _described(name: str, panel: Panel) -> dict[str, Any]:
     """How page.js draws a metric: as a share in percent, on a logarithmic axis, or as it is."""
     if name == SIGN_ERROR:
-        return {"name": name, "label": "wrong signs in the decision (%)", "share": True, "log": False}
+        return {
+            "name": name,
+            "label": "wrong signs in the decision (%)",
+            "share": True,
+            "log": False,
+        }
     metric = next(metric for metric in panel.members[0].metrics if metric.name == name)
     log = not metric.is_share and not metric.more_is_better and not _has_negative(panel, name)
     axis = f"{metric.unit}, log scale" if metric.unit and log else metric.unit or ("log scale" if log else "")
     label = f"test {name} ({axis})" if axis else f"test {name}"
-    return {"name": name, "label": label, "share": metric.is_share, "log": log}
+    return {
+        "name": name,
+        "label": label,
+        "share": metric.is_share,
+        "log": log,
+    }
 
 
 def _has_negative(panel: Panel, name: str) -> bool:

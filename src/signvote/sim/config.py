@@ -33,7 +33,12 @@ class Config(Settings):
         check_name("rule", self.rule, (*RULES, *YARDSTICKS))
         check_name("recipe", self.recipe, RECIPES)
         recipe = recipe_of(
-            {"recipe": self.recipe, "rule": self.rule, "local_steps": self.local_steps, "inner": self.inner}
+            {
+                "recipe": self.recipe,
+                "rule": self.rule,
+                "local_steps": self.local_steps,
+                "inner": self.inner,
+            }
         )
         for name, value in recipe.items():
             if getattr(self, name) is None:
@@ -76,7 +81,9 @@ class Config(Settings):
         self._require("top_end", self.top_end is None or 0 < self.top_end <= 1, "in (0, 1]")
         self._require("miss", 0 <= self.miss <= 1, "in [0, 1]")
         self._require(
-            "min_voters", 1 <= self.min_voters <= self.workers, f"in 1..{self.workers}, the workers"
+            "min_voters",
+            1 <= self.min_voters <= self.workers,
+            f"in 1..{self.workers}, the workers",
         )
         self._require("evaluate_every", self.evaluate_every >= 1, "1 or more")
         self._require("test_batch", self.test_batch >= 1, "1 or more")

@@ -12,7 +12,12 @@ from torch import Tensor
 from signvote.errors import ConfigError
 from signvote.tasks import Samples
 
-SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> how many of 15 workers have a small batch
+SMALL = {
+    1: 0,
+    2: 9,
+    3: 12,
+    4: 14,
+}  # batch mode -> how many of 15 workers have a small batch
 SMALL_BATCH = 4
 FOREVER = 2**62  # a round that no run reaches
 MAX_SEED = 2**63 - 1

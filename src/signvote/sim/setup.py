@@ -87,7 +87,11 @@ def _log_fallback(why: str) -> None:
 
 
 def make_workers(
-    work: Assignment, task: Task, machine: Machine, workshop: Workshop, phases: Phases
+    work: Assignment,
+    task: Task,
+    machine: Machine,
+    workshop: Workshop,
+    phases: Phases,
 ) -> Workers:
     """Workers with a new model: computed together where machine and model allow it, else one by one."""
     config = work.config

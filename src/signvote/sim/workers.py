@@ -184,7 +184,13 @@ class OneByOne(Workers):
         bytes_up = sum(map(len, ballots.values()))
         bytes_down = len(message) * len(ballots)
         self._sent = (bytes_up, bytes_down)
-        decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
+        decision = parse(
+            message,
+            layout=self.layout,
+            run=self.work.config.seed,
+            round=t,
+            worker=SERVER,
+        )
         self._follow(votes, decision)
         device = self.gradients.x.device
         return decision.planes().map(lambda plane: plane.to(device))

@@ -85,6 +85,18 @@ class Gpt(nn.Module):
 
 
 GPTS = {
-    "gpt-tiny": partial(Gpt, context=64, width=64, layers=2, heads=4),
-    "gpt-small": partial(Gpt, context=256, width=256, layers=6, heads=8),
+    "gpt-tiny": partial(
+        Gpt,
+        context=64,
+        width=64,
+        layers=2,
+        heads=4,
+    ),
+    "gpt-small": partial(
+        Gpt,
+        context=256,
+        width=256,
+        layers=6,
+        heads=8,
+    ),
 }

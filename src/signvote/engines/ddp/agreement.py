@@ -50,7 +50,11 @@ class Decided(NamedTuple):
 Requests = dict[int, Read | Change]
 Answers = Mapping[int, Slip | None]  # None: no such slip; no entry: no answer
 
-BLANK: Slip = {"promised": [0, 0], "accepted": [0, 0], "value": None}
+BLANK: Slip = {
+    "promised": [0, 0],
+    "accepted": [0, 0],
+    "value": None,
+}
 
 
 def is_majority(some: Collection[int], members: Collection[int]) -> bool:
@@ -59,7 +63,9 @@ def is_majority(some: Collection[int], members: Collection[int]) -> bool:
 
 
 def propose(
-    members: Collection[int], ballot: Ballot, value: Any
+    members: Collection[int],
+    ballot: Ballot,
+    value: Any,
 ) -> Generator[Requests, Answers, Decided | Refusal]:
     """Propose a value. Yields requests by member, and wants their answers; the result is what came of it.
 
@@ -81,7 +87,11 @@ def propose(
         return Refusal(largest[0], len(promised))
     accepted = max(promised.values(), key=lambda slip: tuple(slip["accepted"]))
     chosen = value if accepted["value"] is None else accepted["value"]
-    slip = {"promised": list(ballot), "accepted": list(ballot), "value": chosen}
+    slip = {
+        "promised": list(ballot),
+        "accepted": list(ballot),
+        "value": chosen,
+    }
     writes: Requests = {member: Change(before, slip) for member, before in promised.items()}
     written = _changed(writes, (yield writes))
     if not is_majority(written, members):

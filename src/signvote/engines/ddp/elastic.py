@@ -321,7 +321,11 @@ class ElasticPoll(Poll):
         if settings.save is not None and self.round % settings.save_every == 0:
             checkpoint.save(
                 settings.save,
-                {**self._owner(), "round": self.round, "average": self.sender.memory.average},
+                {
+                    **self._owner(),
+                    "round": self.round,
+                    "average": self.sender.memory.average,
+                },
             )
 
     def _load(self) -> None:
@@ -334,7 +338,11 @@ class ElasticPoll(Poll):
         self.sender.load_memory(Memory(state["average"], None, None))
 
     def _owner(self) -> State:
-        return {**self._identity(), "worker": self.worker_id, "run": self.server.run}
+        return {
+            **self._identity(),
+            "worker": self.worker_id,
+            "run": self.server.run,
+        }
 
 
 def check(rule: Rule, encoding: Encoding, transport: Transport, parameters: Mapping[str, Tensor]) -> None:

@@ -56,7 +56,13 @@ class Packing:
     """
 
     def __init__(
-        self, shapes: Shapes, groups: Ranges, owned: Sequence[Ranges], tensors: Ranges = (), *, dense: bool
+        self,
+        shapes: Shapes,
+        groups: Ranges,
+        owned: Sequence[Ranges],
+        tensors: Ranges = (),
+        *,
+        dense: bool,
     ) -> None:
         first: list[Array] = []  # of each number: the first count that it stands for
         number: list[Array] = []  # of each count: the number that stands for it

@@ -125,7 +125,12 @@ def _worker_ids(members: Sequence[Member], team: Team) -> list[int]:
 
 
 def settings_of(
-    server: Server, encoding: Encoding, *, chunk: int, check_every: int, steps: str = ""
+    server: Server,
+    encoding: Encoding,
+    *,
+    chunk: int,
+    check_every: int,
+    steps: str = "",
 ) -> dict[str, str]:
     """A text for each of SETTINGS. Made before the rule owns its coordinates, which differ by rank."""
     return {

@@ -101,7 +101,14 @@ class Membership:
         view = View(1, dict(sorted({**people, self.worker: self.me}.items())))
         wanted = view.to_json()
         requests = {
-            worker: (people[worker].address, {"change": "founding", "from": each.founding, "to": wanted})
+            worker: (
+                people[worker].address,
+                {
+                    "change": "founding",
+                    "from": each.founding,
+                    "to": wanted,
+                },
+            )
             for worker, each in seen.items()
             if each.founding != "adopted"
         }
@@ -195,7 +202,11 @@ class Membership:
             time.sleep(POLL)
 
     def _may_come(
-        self, ready: list[int], seen: Mapping[int, Seen], silent: Collection[int], clock: Clock
+        self,
+        ready: list[int],
+        seen: Mapping[int, Seen],
+        silent: Collection[int],
+        clock: Clock,
     ) -> bool:
         """Whether to wait for other members: those that compute, and for a while those that give no answer."""
         people = self.view.members
@@ -335,7 +346,11 @@ def _newest(seen: Mapping[int, Seen]) -> View:
 def _on_the_wire(key: str, request: Read | Change) -> dict[str, Any]:
     if isinstance(request, Read):
         return {"read": [key]}
-    return {"change": key, "from": request.expected, "to": request.desired}
+    return {
+        "change": key,
+        "from": request.expected,
+        "to": request.desired,
+    }
 
 
 def _locally(registers: Registers, key: str, request: Read | Change) -> Any:

@@ -129,15 +129,30 @@ class Vote(Optimizer, Voting):
         self._votes: list[
             Votes
         ] = []  # one, once it is needed; wrappers that delegate attributes share the list
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+            },
+        )
         self._make_poll = partial(
             make_poll,
             rule=rule,
             encoding=Encoding(
-                momentum=momentum, interpolation=interpolation, zeros=zeros, top=top, feedback=feedback
+                momentum=momentum,
+                interpolation=interpolation,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
             ),
             transport=Transport(overlap=overlap, chunk=chunk, check_every=check_every),
-            server={"run": run, "min_voters": min_voters, **options},
+            server={
+                "run": run,
+                "min_voters": min_voters,
+                **options,
+            },
             worker_id=worker_id,
             group=group,
             timeout=timeout,
@@ -195,7 +210,10 @@ class Vote(Optimizer, Voting):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, batch_size: int | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        batch_size: int | None = None,
     ) -> float | None:
         """Hold a vote and step by its decision. Every rank calls this as often as the others.
 

@@ -42,7 +42,11 @@ def with_votes(usual: State, votes: Votes) -> State:
     poll = votes.poll.state_dict()
     del poll["average"]  # it is in the state of each parameter
     copied = {place: _copied(entries) for place, entries in usual["state"].items()}
-    return usual | {"state": copied, VOTES: poll, SHARD: _shard_of(votes)}
+    return usual | {
+        "state": copied,
+        VOTES: poll,
+        SHARD: _shard_of(votes),
+    }
 
 
 def without_votes(state_dict: State) -> State:

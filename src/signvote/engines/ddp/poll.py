@@ -99,7 +99,11 @@ class Poll(Fixed):
         self.encoding = encoding = encoding.suiting(server.rule)
         self.check_every = transport.check_every
         settings = settings_of(
-            server, encoding, chunk=transport.chunk, check_every=transport.check_every, steps=steps
+            server,
+            encoding,
+            chunk=transport.chunk,
+            check_every=transport.check_every,
+            steps=steps,
         )  # before the rule owns its coordinates, which differ by rank
         voters = team.voters
         self.handshake = Handshake(voters.rank if worker_id is None else worker_id, settings)
@@ -122,7 +126,12 @@ class Poll(Fixed):
             overlap=transport.overlap and not team.is_alone,
         )
         self.sender = Sender(
-            parameters, self.placement, self.exchange, encoding, dtype or widest, is_alone=team.is_alone
+            parameters,
+            self.placement,
+            self.exchange,
+            encoding,
+            dtype or widest,
+            is_alone=team.is_alone,
         )
         tensors = self.layout.ranges
         self.packings = Packings(server.rule.groups, owned, tensors, dense=encoding.planes == 1)
@@ -190,7 +199,10 @@ class Poll(Fixed):
         return Outcome(decision, statuses.used, [each.nanoseconds / 1e9 for each in workers], is_decided)
 
     def _decision(
-        self, workers: Sequence[Status], claims: Tensor, voted: Tensor | None
+        self,
+        workers: Sequence[Status],
+        claims: Tensor,
+        voted: Tensor | None,
     ) -> tuple[Planes, Voters | None]:
         """The decision on the coordinates that this rank holds, and who made it; None: nobody, they were too few."""
         ids = self.handshake.ids
@@ -396,4 +408,8 @@ class Poll(Fixed):
         self.begin()
 
     def _identity(self) -> State:
-        return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
+        return {
+            "kind": "vote",
+            "version": VERSION,
+            "layout": self.layout.digest.hex(),
+        }

@@ -51,7 +51,11 @@ def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     with _one_error(f"{folder} could not be written"):
         dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
     names = _files(folder)
-    state = {"server": poll.server.state_dict(), "files": names, "digests": _digests(folder, names, everyone)}
+    state = {
+        "server": poll.server.state_dict(),
+        "files": names,
+        "digests": _digests(folder, names, everyone),
+    }
     error = _write(folder / VOTES, state) if everyone.rank == 0 else None
     if _is_so_anywhere(error is not None, everyone):
         raise StateError(f"the first rank could not write {folder / VOTES}") from error

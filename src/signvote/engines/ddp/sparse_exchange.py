@@ -62,7 +62,13 @@ class SparseExchange(Exchange):
 
     def _read(self, letter: bytes, sender: int, like: Tensor) -> Tensor:
         """The votes in a ballot, in the shape and on the device of others."""
-        ballot = parse(letter, layout=self._layout, run=RUN, round=self.round, worker=sender)
+        ballot = parse(
+            letter,
+            layout=self._layout,
+            run=RUN,
+            round=self.round,
+            worker=sender,
+        )
         signs, support = ballot.planes()
         if support is None:
             support = torch.full_like(signs, -1)

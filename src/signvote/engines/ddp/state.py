@@ -173,7 +173,12 @@ class VoteState(Voting):
         device = next(iter(parameters.values())).device
         team = Team(ProcessGroup(ranks_of(group), device, timeout))
         self._poll = Poll(
-            parameters, server, team, encoding=encoding, transport=transport, worker_id=worker_id
+            parameters,
+            server,
+            team,
+            encoding=encoding,
+            transport=transport,
+            worker_id=worker_id,
         )
         team.connect()
         self.batch_size = batch_size

@@ -42,7 +42,10 @@ class Stepping:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], parts: Sequence[Part], groups: Sequence[int] | None = None
+        self,
+        parameters: Sequence[Tensor],
+        parts: Sequence[Part],
+        groups: Sequence[int] | None = None,
     ) -> None:
         self.masters: dict[int, Tensor] = {}  # by the place of the parameter
         self._parameters = parameters

@@ -173,7 +173,12 @@ def make_poll(
         from signvote.engines.ddp.elastic import ElasticPoll  # needs gloo
 
         return ElasticPoll(
-            parameters, decides, members=members, encoding=used, transport=transport, dtype=widest
+            parameters,
+            decides,
+            members=members,
+            encoding=used,
+            transport=transport,
+            dtype=widest,
         )
     team = team_of(parameters, group, device, timeout)
     kind = LocalPoll if encoding.scales else Poll

@@ -29,7 +29,12 @@ class ServerModel:
     """
 
     def __init__(
-        self, layout: Layout, *, step: Step, decay: float, factors: Mapping[str, Factors] | None
+        self,
+        layout: Layout,
+        *,
+        step: Step,
+        decay: float,
+        factors: Mapping[str, Factors] | None,
     ) -> None:
         self.layout = layout
         self.step = step

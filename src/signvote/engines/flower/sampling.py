@@ -35,7 +35,14 @@ class Sampling:
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
 
-    def choose(self, grid: Grid, least: int, timeout: float, run: int, round: int) -> list[int]:
+    def choose(
+        self,
+        grid: Grid,
+        least: int,
+        timeout: float,
+        run: int,
+        round: int,
+    ) -> list[int]:
         """The nodes that are asked in a round: a sample of those that are connected.
 
         Args:

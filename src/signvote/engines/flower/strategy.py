@@ -130,8 +130,17 @@ class SignVote(Strategy):
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
-            averaging: dict[str, Any] = {"momentum": momentum, "interpolation": interpolation, "clip": clip}
-            encoding = Encoding(**averaging, zeros=zeros, top=top, feedback=feedback)
+            averaging: dict[str, Any] = {
+                "momentum": momentum,
+                "interpolation": interpolation,
+                "clip": clip,
+            }
+            encoding = Encoding(
+                **averaging,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
+            )
         self.server = Server(
             layout,
             rule,
@@ -230,7 +239,11 @@ class SignVote(Strategy):
     # ---- down ------------------------------------------------------------------------------------
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """A message to each node that is asked: its worker number, and the decisions that it lacks."""
         next_round = self.round + 1
@@ -257,7 +270,9 @@ class SignVote(Strategy):
     # ---- up --------------------------------------------------------------------------------------
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Count the ballots as they arrive, and decide the round."""
         t = self.round + 1
@@ -315,14 +330,24 @@ class SignVote(Strategy):
 
     def _apply(self, t: int, message: bytes) -> None:
         """Step the server's model, and keep the decision for nodes that will lack it."""
-        decision = parse(message, layout=self.layout, run=self.server.run, round=t, worker=SERVER)
+        decision = parse(
+            message,
+            layout=self.layout,
+            run=self.server.run,
+            round=t,
+            worker=SERVER,
+        )
         step = self._model.apply(decision)
         self.progress.add(t, Decision(step, message), limit_bytes=self._model.nbytes)
 
     # ---- evaluation on the nodes -----------------------------------------------------------------
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Every `evaluate_every` rounds, ask the nodes that were asked to vote in this round."""
         if not self.evaluate_every or self.round % self.evaluate_every:
@@ -362,7 +387,11 @@ class SignVote(Strategy):
 def _with_workers(state: dict[str, Any]) -> dict[str, Any]:
     """Format 2 names the worker of each node, because nodes may be forgotten."""
     nodes = state["nodes"]
-    return {**state, "workers": list(range(len(nodes))), "next_worker": len(nodes)}
+    return {
+        **state,
+        "workers": list(range(len(nodes))),
+        "next_worker": len(nodes),
+    }
 
 
 def _check_least(least: int, **values: int) -> None:
