@@ -66,7 +66,13 @@ def _kernels() -> Iterator[Finding]:
 def _speed(kind: str) -> Finding:
     threads = torch.get_num_threads()
     try:
-        timings = bench.time_case(QUICK[kind], WORKERS, threads=1, repeats=3, textbook=False)
+        timings = bench.time_case(
+            QUICK[kind],
+            WORKERS,
+            threads=1,
+            repeats=3,
+            textbook=False,
+        )
     finally:
         torch.set_num_threads(threads)
     targeted = [timing for timing in timings if timing.kernel in bench.TARGETS]

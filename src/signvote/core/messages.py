@@ -239,7 +239,13 @@ def _unpacked(packed: Numbers, rows: int) -> Tensor:
 
 
 def _cast(topic: Topic, planes: Planes) -> Ballot:
-    return Ballot.cast(topic.layout, planes, worker=SERVER, round=topic.round, run=topic.run)
+    return Ballot.cast(
+        topic.layout,
+        planes,
+        worker=SERVER,
+        round=topic.round,
+        run=topic.run,
+    )
 
 
 def _parsed(message: bytes, topic: Topic) -> Ballot:

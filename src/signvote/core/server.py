@@ -127,7 +127,12 @@ class Server:
         return Stream(self.rule, self._tally(round), self._expected)
 
     def _tally(self, round: int) -> Tally:
-        return Tally(self.layout, run=self.run, round=round, groups=len(self.rule.groups))
+        return Tally(
+            self.layout,
+            run=self.run,
+            round=round,
+            groups=len(self.rule.groups),
+        )
 
     def _read(self, round: int, message: Message, worker: int) -> Ballot:
         return parse(

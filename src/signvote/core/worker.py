@@ -205,7 +205,12 @@ class Worker:
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
         """
-        signed = parse(decision, layout=self.layout, run=self.encoder.run, worker=SERVER)
+        signed = parse(
+            decision,
+            layout=self.layout,
+            run=self.encoder.run,
+            worker=SERVER,
+        )
         if self.applied_round is not None and signed.round != self.applied_round + 1:
             raise BallotError(
                 "late" if signed.round <= self.applied_round else "future",
@@ -310,7 +315,12 @@ class Worker:
             return None
         message = found.cpu().numpy().tobytes()
         try:
-            return parse(message, layout=self.layout, run=self.encoder.run, worker=self.worker_id)
+            return parse(
+                message,
+                layout=self.layout,
+                run=self.encoder.run,
+                worker=self.worker_id,
+            )
         except BallotError as error:
             raise StateError(f"a worker's state: its last ballot is damaged: {error}") from error
 

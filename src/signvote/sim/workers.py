@@ -73,7 +73,12 @@ class Assignment:
         last = None
         if last_decision is not None:
             last = last_decision.map(lambda plane: plane.to(device))
-        return self.hostility.change(votes, seed=self.config.seed, round=t, last=last)
+        return self.hostility.change(
+            votes,
+            seed=self.config.seed,
+            round=t,
+            last=last,
+        )
 
 
 class Workers(ABC):

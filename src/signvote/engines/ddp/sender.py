@@ -186,7 +186,15 @@ class Sender:
         elif self._is_scaled:
             gradient.mul_(1 / self.scale)
         coin = None if self._coin is None else self._coin.after(span.first)
-        encoded = encode(gradient, memory, self.encoding, coin, momentum=momentum, top=self.top, out=gradient)
+        encoded = encode(
+            gradient,
+            memory,
+            self.encoding,
+            coin,
+            momentum=momentum,
+            top=self.top,
+            out=gradient,
+        )
         if self.encoding.scales:
             gradient.copy_(encoded.signal)
         return encoded

@@ -57,7 +57,13 @@ class SparseExchange(Exchange):
     def _written(self, planes: Tensor, sender: int) -> bytes:
         """The ballot of votes (chunks, planes, words) on what a rank decides."""
         signs, support = planes.transpose(0, 1).reshape(2, -1).cpu()
-        ballot = Ballot.cast(self._layout, Planes(signs, support), worker=sender, round=self.round, run=RUN)
+        ballot = Ballot.cast(
+            self._layout,
+            Planes(signs, support),
+            worker=sender,
+            round=self.round,
+            run=RUN,
+        )
         return ballot.thinned().to_bytes()
 
     def _read(self, letter: bytes, sender: int, like: Tensor) -> Tensor:

@@ -126,7 +126,12 @@ class SignVote(Strategy):
         **options: Any,
     ) -> None:
         _check_least(1, local_steps=local_steps)
-        _check_least(0, min_ballots=min_ballots, evaluate_every=evaluate_every, buffers_every=buffers_every)
+        _check_least(
+            0,
+            min_ballots=min_ballots,
+            evaluate_every=evaluate_every,
+            buffers_every=buffers_every,
+        )
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
