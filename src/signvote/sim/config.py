@@ -123,17 +123,23 @@ class Config(Settings):
         return self._scheduled(number, self.rounds * (self.local_steps or 1))
 
     def _scheduled(self, number: int, steps: int) -> float:
+        risen = 1.0
         rising = self.ramp * steps
-        risen = min(1.0, number / rising) if rising else 1.0
-        angle = 0.0 if self.schedule == "constant" else math.pi * (number - 1) / steps
+        if rising:
+            risen = min(1.0, number / rising)
+        angle = 0.0
+        if self.schedule == "cosine":
+            angle = math.pi * (number - 1) / steps
         return self.step * risen * (1 + math.cos(angle)) / 2
 
     def top_at(self, round: int) -> float | None:
         """The share of the coordinates voted on in a round, from 1: from `top` to `top_end` in equal factors."""
         if self.top is None or self.top_end is None:
             return self.top
-        done = (round - 1) / max(1, self.rounds - 1)
-        return self.top * math.pow(self.top_end / self.top, done)
+        last = max(1, self.rounds - 1)
+        done = (round - 1) / last
+        factor = self.top_end / self.top
+        return self.top * math.pow(factor, done)
 
     def extends(self, other: dict[str, Any]) -> bool:
         """Whether this run is the other one, given as settings, with more rounds.
@@ -143,16 +149,16 @@ class Config(Settings):
         mine = self.as_dict()
         different = {name for name in mine | other if mine.get(name) != other.get(name)}
         is_longer = different <= LENGTH and self.rounds > other["rounds"]
-        return is_longer and self.schedule == "constant" and not self.ramp and self.top_end is None
+        is_steady = self.schedule == "constant" and not self.ramp
+        return is_longer and is_steady and self.top_end is None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The configuration with the settings of `as_dict`."""
-        chosen: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-            if name in SETTINGS
-        }
+        chosen: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in SETTINGS:
+                chosen[name] = tuple(value) if isinstance(value, list) else value
         if chosen.get("mode") is not None:
             chosen["batch_sizes"] = ()
         return cls(**chosen)

@@ -70,11 +70,12 @@ def _check_config(run: Run, saved: dict[str, Any]) -> None:
     its = completed(saved) | saved
     if run.config.extends(its):
         return
-    differing = [
-        f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
-        for name in mine | its
-        if mine.get(name) != its.get(name)
-    ]
+    differing = []
+    for name in mine | its:
+        saved_value = its.get(name)
+        value = mine.get(name)
+        if saved_value != value:
+            differing.append(f"{name} {saved_value!r} instead of {value!r}")
     if differing:
         raise StateError(f"the checkpoint is of another run: {', '.join(differing)}")
 
@@ -87,7 +88,8 @@ def _check_data(run: Run, saved: dict[str, str]) -> None:
 
 
 def _words(about: dict[str, str]) -> str:
-    return ", ".join(f"{name} {text}" for name, text in about.items()) or "none that are described"
+    described = [f"{name} {text}" for name, text in about.items()]
+    return ", ".join(described) or "none that are described"
 
 
 def _check_history(run: Run, state: dict[str, Any]) -> None:
@@ -97,10 +99,9 @@ def _check_history(run: Run, state: dict[str, Any]) -> None:
     if _lists(history) != _lists(run.history):
         raise StateError("the checkpoint is damaged: its history does not have the measurements of a run")
     for name in PER_ROUND:
-        if len(history[name]) != round:
-            raise StateError(
-                f"the checkpoint is damaged: it has {len(history[name])} {name} of {round} rounds"
-            )
+        found = len(history[name])
+        if found != round:
+            raise StateError(f"the checkpoint is damaged: it has {found} {name} of {round} rounds")
     for what in history.keys() - set(PER_ROUND):
         lengths = {len(values) for values in history[what].values()}
         if len(lengths) != 1:
@@ -115,10 +116,10 @@ def _lists(history: Any) -> Any:
 
 
 def _load(run: Run, state: dict[str, Any]) -> None:
-    memories = [
-        Memory(*(_memory(run, kept) for kept in kinds))
-        for kinds in zip(state["averages"], state["residuals"], _beliefs(state), strict=True)
-    ]
+    memories = []
+    for kept in zip(state["averages"], state["residuals"], _beliefs(state), strict=True):
+        average, residual, belief = (_memory(run, each) for each in kept)
+        memories.append(Memory(average, residual, belief))
     decision = state["decision"]
     last_decision = None if decision is None else Planes(*decision)
     seconds = {phase: float(state["seconds"][phase]) for phase in PHASES}
@@ -155,7 +156,9 @@ def _beliefs(state: dict[str, Any]) -> list[Tensor | None]:
 
 def _memory(run: Run, kept: Tensor | None) -> Tensor | None:
     """A memory that has the shape of a gradient."""
-    if kept is not None and (kept.shape != run.gradients.x.shape or not kept.is_floating_point()):
+    if kept is None:
+        return None
+    if kept.shape != run.gradients.x.shape or not kept.is_floating_point():
         raise StateError(
             f"the checkpoint is damaged: a memory is {tuple(kept.shape)} numbers of {kept.dtype}"
         )

@@ -76,12 +76,13 @@ def propose(
 
     """
     found = _known((yield {member: Read() for member in members}))
-    largest = max((tuple(slip["promised"]) for slip in found.values()), default=(0, 0))
+    known = [tuple(slip["promised"]) for slip in found.values()]
+    largest = max(known, default=(0, 0))
     if not is_majority(found, members) or largest >= ballot:
         return Refusal(largest[0], len(found))
-    promises: Requests = {
-        member: Change(slip, slip | {"promised": list(ballot)}) for member, slip in found.items()
-    }
+    promises: Requests = {}
+    for member, before in found.items():
+        promises[member] = Change(before, before | {"promised": list(ballot)})
     promised = _changed(promises, (yield promises))
     if not is_majority(promised, members):
         return Refusal(largest[0], len(promised))
@@ -106,8 +107,9 @@ def _known(answers: Answers) -> dict[int, Slip]:
 
 def _changed(requests: Requests, answers: Answers) -> dict[int, Slip]:
     """The slips that are now as they were to be."""
-    return {
-        member: slip
-        for member, slip in _known(answers).items()
-        if isinstance(request := requests[member], Change) and slip == request.desired
-    }
+    changed = {}
+    for member, slip in _known(answers).items():
+        request = requests[member]
+        if isinstance(request, Change) and slip == request.desired:
+            changed[member] = slip
+    return changed
