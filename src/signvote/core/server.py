@@ -75,7 +75,8 @@ class Server:
     ) -> None:
         check_zeros(zeros)
         check_number("run", run)
-        for name, value in (("min_voters", min_voters), ("remember", remember)):
+        limits = {"min_voters": min_voters, "remember": remember}
+        for name, value in limits.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
         if isinstance(rule, Rule) and (options or rule.layout != layout):
@@ -182,7 +183,8 @@ class Server:
         self._expected = Voters(workers=voters.workers, batch_sizes=voters.batch_sizes)
         if self.rule.scales:
             self.settle()  # the scales of the decision follow from the evidence
-        return self.message(round.number, decision, voters, any(each.kind is Kind.SPARSE for each in ballots))
+        has_sparse_votes = any(each.kind is Kind.SPARSE for each in ballots)
+        return self.message(round.number, decision, voters, has_sparse_votes)
 
     def _voted(self, round: int, ballots: list[Ballot]) -> tuple[Planes, Callable[[], Evidence]]:
         """The decision and the evidence, from all ballots at once."""

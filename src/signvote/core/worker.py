@@ -169,9 +169,10 @@ class Worker:
         gradients = {name: p.grad for name, p in self.parameters.items()}
         grads = [gradient for gradient in gradients.values() if gradient is not None]
         in_place = all(gradient.is_contiguous() for gradient in grads)
-        if not self.encoder.is_local or self._device.type != "cpu" or not in_place:
-            return self.encoder.encode(round, self.layout.flatten(gradients, self._buffer(self.layout.size)))
         size = self.layout.size
+        if not self.encoder.is_local or self._device.type != "cpu" or not in_place:
+            whole = self.layout.flatten(gradients, self._buffer(size))
+            return self.encoder.encode(round, whole)
         buffer = self._buffer(min(RANGE, size))
         ranges = (
             (first, self.layout.flatten(gradients, buffer[: size - first], first))
@@ -195,10 +196,13 @@ class Worker:
     def _buffer(self, size: int) -> Tensor:
         """A buffer for a flat gradient, or a range of it: the parameters' device and widest type. It is reused."""
         dtypes = [p.dtype for p in self.parameters.values()]
-        wanted = (size, reduce(torch.promote_types, dtypes), self._device)
-        if self._flat is None or (self._flat.numel(), self._flat.dtype, self._flat.device) != wanted:
-            self._flat = torch.empty(size, dtype=wanted[1], device=self._device)
-        return self._flat
+        widest = reduce(torch.promote_types, dtypes)
+        flat = self._flat
+        wanted = (size, widest, self._device)
+        if flat is None or (flat.numel(), flat.dtype, flat.device) != wanted:
+            flat = torch.empty(size, dtype=widest, device=self._device)
+            self._flat = flat
+        return flat
 
     def apply(self, decision: Message, step: float) -> None:
         """Step x <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.

@@ -32,7 +32,7 @@ from signvote.engines.ddp.fixed import Outcome
 from signvote.engines.ddp.handshake import SETTINGS, Member
 from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.past import Decided, Past
-from signvote.engines.ddp.poll import Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.process_group import Alone
 from signvote.engines.ddp.sealed import FAULTS
 from signvote.engines.ddp.sealed_exchange import SealedExchange
@@ -41,6 +41,7 @@ from signvote.engines.ddp.status import Status
 from signvote.engines.ddp.stepping import Setting
 from signvote.engines.ddp.team import Team
 from signvote.engines.ddp.torch_names import sharding_of
+from signvote.engines.ddp.transport import Transport
 from signvote.engines.ddp.view_group import Lost
 from signvote.errors import ConfigError, EngineError
 from signvote.formats import check_state
@@ -187,13 +188,14 @@ class ElasticPoll(Poll):
         faults = torch.tensor(exchange.faults)
         bits = pack(torch.tensor(used, dtype=torch.bool))
         rows = exchange.gather(torch.cat([numbers, faults, bits]))
-        n = len(numbers)
-        end = n + len(faults)
+        sizes = [len(numbers), len(faults), len(bits)]
+        its_numbers, its_faults, its_bits = torch.split(rows, sizes, dim=1)
+        by_rank = unpack(its_bits.contiguous(), len(used))
         return Round(
-            statuses=[Status(*row[:-1]) for row in rows[:, :n].tolist()],
-            used=unpack(rows[:, end:].contiguous(), len(used)).any(0).tolist(),
-            faults=rows[:, n:end].amax(0).tolist(),
-            has_knocks=bool(rows[:, n - 1].any()),
+            statuses=[Status(*row[:-1]) for row in its_numbers.tolist()],
+            used=by_rank.any(0).tolist(),
+            faults=its_faults.amax(0).tolist(),
+            has_knocks=bool(its_numbers[:, -1].any()),
         )
 
     def _compare(self, statuses: Sequence[Status]) -> None:
@@ -206,11 +208,18 @@ class ElasticPoll(Poll):
         """The decision, and who made it; None: they were too few."""
         ids = self.handshake.ids
         round = self.round + 1
-        voted = [rank for rank, each in enumerate(known.statuses) if each.votes]
-        ranks = [rank for rank in voted if not known.faults[rank]]
-        abstained = {ids[r]: REASONS[s.reason] for r, s in enumerate(known.statuses) if not s.votes}
-        refused = tuple(_refusal(ids[r], round, known.faults[r]) for r in voted if known.faults[r])
-        report = RoundReport(round=round, abstained=abstained, refused=refused)
+        ranks = []  # whose votes count
+        abstained = {}
+        refused = []
+        for rank, status in enumerate(known.statuses):
+            fault = known.faults[rank]
+            if not status.votes:
+                abstained[ids[rank]] = REASONS[status.reason]
+            elif fault:
+                refused.append(_refusal(ids[rank], round, fault))
+            else:
+                ranks.append(rank)
+        report = RoundReport(round=round, abstained=abstained, refused=tuple(refused))
         if len(ranks) < self.server.min_voters:
             self.server.finish(report, NOTHING, {})
             return empty_decision(self.placement.size, None, self.exchange.device), None

@@ -179,10 +179,14 @@ def described(value: object, depth: int = 12) -> str:
     if isinstance(value, Layout | Tensor) or depth == 0:
         return name
     if isinstance(value, Mapping):
-        entries = [f"{described(key, depth - 1)}: {described(its, depth - 1)}" for key, its in value.items()]
+        entries = []
+        for key, its in value.items():
+            its_name = described(key, depth - 1)
+            entries.append(f"{its_name}: {described(its, depth - 1)}")
         return f"{name}({', '.join(sorted(entries))})"
     if isinstance(value, list | tuple):
-        return f"{name}({', '.join(described(each, depth - 1) for each in value)})"
+        items = [described(each, depth - 1) for each in value]
+        return f"{name}({', '.join(items)})"
     inside = getattr(value, "__dict__", None)
     return name + described(inside, depth - 1) if inside else name
 

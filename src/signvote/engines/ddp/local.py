@@ -29,9 +29,9 @@ from signvote.core.scaled import ScaledVotes
 from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.modules import Surroundings
-from signvote.engines.ddp.poll import CHUNK, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.torch_names import copy_all_
+from signvote.engines.ddp.transport import CHUNK, Transport
 from signvote.engines.ddp.voted import entries_of, make_poll
 from signvote.errors import ConfigError
 from signvote.formats import check_state, upgraded

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -42,28 +41,14 @@ from signvote.engines.ddp.sparse_exchange import SparseExchange
 from signvote.engines.ddp.status import Status, Statuses, gathered
 from signvote.engines.ddp.team import Team, own, placed
 from signvote.engines.ddp.torch_names import local_of
-from signvote.errors import ConfigError, StateError
+from signvote.engines.ddp.transport import Transport
+from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
 
 log = logging.getLogger("signvote")
 
 VERSION = 1
-CHUNK = 2**21  # coordinates that travel together
-CHECK_EVERY = 100  # rounds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transport:
-    """How votes travel: settings that change no decision."""
-
-    overlap: bool = True  # chunks travel in a thread while the rest of the gradients is computed
-    chunk: int = CHUNK  # coordinates that travel together
-    check_every: int = CHECK_EVERY  # rounds between two comparisons of the ranks' parameters; 0: never
-
-    def __post_init__(self) -> None:
-        if self.check_every < 0:
-            raise ConfigError(f"check_every is {self.check_every}; it must be 0 or more rounds")
 
 
 class Poll(Fixed):
@@ -114,8 +99,10 @@ class Poll(Fixed):
             chunk = max(chunk, self.placement.size)  # nothing travels, so fewer launches are better
         shares = Shares.of(self.placement.size, voters.world, chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
-        own(server.rule, [(0, self.layout.size)] if team.is_alone else owned[voters.rank], team)
-        widest = reduce(torch.promote_types, [parameter.dtype for parameter in parameters.values()])
+        everything = [(0, self.layout.size)]
+        own(server.rule, everything if team.is_alone else owned[voters.rank], team)
+        dtypes = [parameter.dtype for parameter in parameters.values()]
+        widest = reduce(torch.promote_types, dtypes)
         exchange = Exchange if encoding.top is None else SparseExchange
         self.exchange = exchange(
             voters,
@@ -161,8 +148,10 @@ class Poll(Fixed):
 
     def begin(self) -> None:
         """Prepare for the next round's gradients."""
-        self.exchange.begin(self.round + 1)
-        self.sender.begin(coin_for(self.server.zeros, self.server.run, self.round + 1, self.worker_id))
+        next_round = self.round + 1
+        coin = coin_for(self.server.zeros, self.server.run, next_round, self.worker_id)
+        self.exchange.begin(next_round)
+        self.sender.begin(coin)
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
         """Take in gradients; encode and send the chunks that are complete."""
@@ -255,9 +244,11 @@ class Poll(Fixed):
             reason = NON_FINITE
         elif len(used) and not any(used):
             reason = NO_GRADIENT
-        is_checked = self.check_every and (self.round + 1) % self.check_every == 0 and not self.team.is_alone
+        next_round = self.round + 1
+        is_due = self.check_every and next_round % self.check_every == 0
+        is_checked = is_due and not self.team.is_alone
         return Status(
-            round=self.round + 1,
+            round=next_round,
             votes=int(not reason),
             reason=reason,
             batch_size=batch_size,
@@ -398,7 +389,8 @@ class Poll(Fixed):
         self.resume(*(state["server"] for state in states))
         for state in states:
             if state["worker"] == self.worker_id:
-                self.sender.load_memory(Memory(state["average"], state.get("residual"), state.get("belief")))
+                memory = Memory(state["average"], state.get("residual"), state.get("belief"))
+                self.sender.load_memory(memory)
 
     def resume(self, *servers: State) -> None:
         """Resume from the states of the servers of all ranks, without memory of earlier gradients."""

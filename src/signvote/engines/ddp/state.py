@@ -21,10 +21,11 @@ from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.gradients import Bucket
 from signvote.engines.ddp.handshake import check_model
-from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.process_group import ProcessGroup, check_ready, ranks_of
 from signvote.engines.ddp.steps import StepWatch
 from signvote.engines.ddp.team import Team
+from signvote.engines.ddp.transport import CHECK_EVERY, CHUNK, Transport
 from signvote.errors import ConfigError
 from signvote.kernels import Planes
 

@@ -66,8 +66,10 @@ class Stepping:
 
     def load_master(self, place: int, master: Tensor | None) -> None:
         """Set the master of a parameter; None: the parameter's own value."""
-        if place in self.masters:
-            self.masters[place].copy_(self._local(place) if master is None else local_of(master))
+        if place not in self.masters:
+            return
+        value = self._local(place) if master is None else local_of(master)
+        self.masters[place].copy_(value)
 
     def step(
         self,
@@ -93,12 +95,19 @@ class Stepping:
         else:
             self._step_at_once(decision, used, settings, is_decided)
         stepped = [place for place in self.masters if used[place]]
-        copy_all_([self._local(place) for place in stepped], [self.masters[place] for place in stepped])
+        parameters = [self._local(place) for place in stepped]
+        masters = [self.masters[place] for place in stepped]
+        copy_all_(parameters, masters)
         self._versions = self._versions_now()
 
     def _places(self, used: Sequence[bool]) -> list[int]:
         """The places of the parameters that step; a part without coordinates has nothing to step."""
-        return [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
+        found = []
+        for place, part in enumerate(self._parts):
+            has_coordinates = part.start < part.stop
+            if used[place] and has_coordinates:
+                found.append(place)
+        return found
 
     def _follow(self) -> None:
         """Take over what somebody else has changed in a parameter, as by loading a model.

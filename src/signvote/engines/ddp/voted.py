@@ -20,10 +20,11 @@ from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.past import Decided
-from signvote.engines.ddp.poll import Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.stepping import Setting, Stepping
 from signvote.engines.ddp.team import team_of
 from signvote.engines.ddp.torch_names import like_shard, local_of
+from signvote.engines.ddp.transport import Transport
 from signvote.errors import ConfigError
 
 
