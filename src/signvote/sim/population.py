@@ -190,10 +190,12 @@ class Sampler:
         epoch, start = divmod(t * missing, len(self.parts[worker]))
         drawn = []
         while missing:
-            following = self._epoch(worker, epoch)[start : start + missing]
+            shuffled = self._epoch(worker, epoch)
+            following = shuffled[start : start + missing]
             drawn.append(following)
             missing -= len(following)
-            epoch, start = epoch + 1, 0
+            epoch += 1
+            start = 0
         return torch.cat(drawn)
 
     def _shuffled(self, worker: int, epoch: int) -> Tensor:

@@ -119,7 +119,7 @@ class ElasticPoll(Poll):
     def story(self) -> Story:
         """What is the same on every member; it begins with the parameters as they are at the first step."""
         if self._story is None:
-            origin = repr((self.round, self._digest())).encode() + checkpoint.to_bytes(
+            origin = repr((self.round, self.comparison.digest())).encode() + checkpoint.to_bytes(
                 self.server.state_dict()
             )
             past = Past(hashlib.blake2b(origin, digest_size=16).digest())

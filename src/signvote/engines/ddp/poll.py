@@ -29,7 +29,7 @@ from signvote.core.report import RoundReport
 from signvote.core.server import Server
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Voters, Votes, empty_decision
-from signvote.engines.ddp import drift
+from signvote.engines.ddp.comparison import Comparison
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.fixed import Fixed, Outcome
@@ -42,7 +42,7 @@ from signvote.engines.ddp.status import Status, Statuses, gathered
 from signvote.engines.ddp.team import Team, own, placed
 from signvote.engines.ddp.torch_names import local_of
 from signvote.engines.ddp.transport import Transport
-from signvote.errors import StateError
+from signvote.errors import EngineError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
 
@@ -82,7 +82,7 @@ class Poll(Fixed):
         self.server = server
         self.team = team
         self.encoding = encoding = encoding.suiting(server.rule)
-        self.check_every = transport.check_every
+        self.comparison = Comparison(parameters, team, transport.check_every)
         settings = settings_of(
             server,
             encoding,
@@ -135,6 +135,11 @@ class Poll(Fixed):
     def layout(self) -> Layout:
         """The layout of the trained parameters, as without shards."""
         return self.server.layout
+
+    @property
+    def check_every(self) -> int:
+        """Rounds between two comparisons of the parameters; 0: never."""
+        return self.comparison.every
 
     @property
     def round(self) -> int:
@@ -245,8 +250,7 @@ class Poll(Fixed):
         elif len(used) and not any(used):
             reason = NO_GRADIENT
         next_round = self.round + 1
-        is_due = self.check_every and next_round % self.check_every == 0
-        is_checked = is_due and not self.team.is_alone
+        is_compared = self.comparison.is_due(next_round)
         return Status(
             round=next_round,
             votes=int(not reason),
@@ -254,7 +258,7 @@ class Poll(Fixed):
             batch_size=batch_size,
             nanoseconds=int(1e9 * seconds),
             traveled=self.exchange.nanoseconds,
-            digest=self._digest() if is_checked else 0,
+            digest=self.comparison.digest() if is_compared else 0,
         )
 
     def _compared(self, statuses: Statuses) -> list[Status]:
@@ -337,36 +341,19 @@ class Poll(Fixed):
 
     # ---- memory and state ------------------------------------------------------------------------
 
-    def digests(self) -> list[int]:
-        """A digest of the parameters of every voter. Every rank calls this."""
-        self.team.connect()
-        group = self.team.voters
-        mine = torch.tensor([self._digest()], device=group.device)
-        by_rank: list[int] = group.all_gather(mine)[:, 0].tolist()
-        return by_rank
-
     def check_parameters(self, stage: str) -> None:
         """Raise if ranks have different parameters, unless nobody wants to know. Every rank calls this."""
-        if not self.check_every:
-            return
-        self.team.connect()
-        group = self.team.everyone
-        mine = torch.tensor([self._digest(), self.team.shard], device=group.device)
-        digests, shards = group.all_gather(mine).T.tolist()
-        self._check_digests(digests, shards, stage)
+        if self.check_every:
+            digests, shards = self.comparison.of_everyone()
+            self._check_digests(digests, shards, stage)
 
     def _check_digests(self, digests: Sequence[int], shards: Sequence[int], stage: str) -> None:
-        """Raise the same error on all ranks if ranks with the same shard have different parameters."""
-        for shard in sorted(set(shards)):
-            places = [place for place, its_shard in enumerate(shards) if its_shard == shard]
-            alike = [digests[place] for place in places]
-            if len(set(alike)) > 1:
-                self.begin()  # the step may be repeated
-            drift.check(alike, [self.team.everyone.ranks[place] for place in places], stage)
-
-    def _digest(self) -> int:
-        """Of the parameters, or the shards of them, on this rank."""
-        return drift.digest(local_of(parameter) for parameter in self.parameters.values())
+        """Raise if ranks have different parameters. The step may be repeated then."""
+        try:
+            self.comparison.check(digests, shards, stage)
+        except EngineError:
+            self.begin()
+            raise
 
     def state_dict(self) -> State:
         """This rank's state, besides the model. The states of all ranks together make a checkpoint."""

@@ -33,20 +33,16 @@ from signvote.engines.flower.buffers import Buffers, Reporting, buffers_in, set_
 from signvote.engines.flower.logs import log, log_round, log_trust
 from signvote.engines.flower.model import ServerModel, Step
 from signvote.engines.flower.progress import Decision, Progress
+from signvote.engines.flower.quorum import Call, no_quorum
 from signvote.engines.flower.records import as_lists, ballot_in, is_vote
 from signvote.engines.flower.requests import Requests
 from signvote.engines.flower.sampling import Asked, Sampling
 from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, Metrics, shift_rounds
-from signvote.errors import ConfigError, EngineError
+from signvote.errors import ConfigError
 from signvote.formats import check_state, upgraded
 
 VERSION = 2
 NODES = 100_000  # are known, about, unless told
-SHOWN = 4  # reasons in an error, at most
-
-
-class QuorumError(EngineError):
-    """Too few nodes voted in a round. The round changed nothing; the checkpoint holds the round before."""
 
 
 class Reported(NamedTuple):
@@ -285,7 +281,9 @@ class SignVote(Strategy):
         answers = Answers(self.progress, self._asked.nodes, self.round)
         reported = self._counted(opened, answers.read(replies, t))
         if opened.votes < self.min_ballots:
-            raise self._no_quorum(opened, len(answers.silent))
+            kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
+            asked = Call(len(self._asked.nodes), len(answers.silent), self._asked.timeout, self.min_ballots)
+            raise no_quorum(opened, asked, kept)
         voters = [ballot.worker for ballot in opened.voters]
         self._apply(t, opened.close())
         shares = self.server.rule.shares(voters)  # before the rule learns
@@ -318,20 +316,6 @@ class SignVote(Strategy):
                 metrics = self._means.read(content, opened.number)
                 reported[worker] = Reported(metrics, buffers_in(content, buffers))
         return reported
-
-    def _no_quorum(self, opened: Round, silent: int) -> QuorumError:
-        """What is known about the nodes that did not vote, and where the last complete round is."""
-        t = opened.number
-        nodes = len(self._asked.nodes)
-        known = [f"{silent} did not answer within {self._asked.timeout:g} s"]
-        known += [f"worker {worker} abstained: {why}" for worker, why in opened.abstained.items()]
-        known += [f"refused: {refusal.message}" for refusal in opened.refused]
-        shown = "; ".join(known[:SHOWN])
-        kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
-        return QuorumError(
-            f"round {t}: {opened.votes} of {nodes} nodes voted, min_ballots is {self.min_ballots}"
-            f" ({shown}); round {t - 1} is {kept}"
-        )
 
     def _apply(self, t: int, message: bytes) -> None:
         """Step the server's model, and keep the decision for nodes that will lack it."""
