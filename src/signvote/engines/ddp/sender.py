@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from signvote.core.corrections import claims, corrected, own, scales
 from signvote.core.encoding import Encoded, Encoding, Memory, averaged, encode
 from signvote.core.layout import Layout
 from signvote.core.scales import coded, mean_magnitudes, restored, spread, unsent, values
+from signvote.engines.ddp.encoded import RoundEncoded, Turns, joined
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.gradients import Gradients, Taken
 from signvote.engines.ddp.placement import Part, Placement, Span
@@ -52,34 +53,23 @@ class Sender:
         self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
         self.top = encoding.top  # of this round
         self.codes: Tensor | None = None  # of the scales that were sent in this round
-        self._coin: Coin | None = None
-        self._spans: list[Span] = []  # that were encoded in this round
-        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
+        self.begin(None)
 
     def begin(self, coin: Coin | None) -> None:
         """Wait for the gradients of a new round, whose zeros get this coin."""
-        self._coin = coin
-        self._spans = []
-        self._encoded = []
-        self._complete: set[int] = set()  # chunks that are not sent yet
-        self._next = self.exchange.shares.chunks - 1
+        self.encoded = RoundEncoded(coin)
+        self._turns = Turns(self.exchange.shares.chunks)
         self.gradients.begin()
 
     @property
     def finite(self) -> bool | Tensor:
         """Whether all signals of this round were finite; on a GPU it stays there."""
-        flags = [encoded.finite for encoded in self._encoded]
-        on_device = [flag for flag in flags if isinstance(flag, Tensor)]
-        if len(on_device) == 1:
-            return on_device[0]
-        return torch.stack(on_device).all() if on_device else all(flags)
+        return self.encoded.finite
 
     @property
     def planes(self) -> Planes:
         """All votes of this round, in the order of the coordinates."""
-        pairs = zip(self._spans, self._encoded, strict=True)
-        ordered = sorted(pairs, key=lambda pair: pair[0].start)
-        return _joined([encoded.planes for _, encoded in ordered])
+        return self.encoded.planes
 
     # ---- gradients come in -----------------------------------------------------------------------
 
@@ -147,16 +137,9 @@ class Sender:
     # ---- signs go out ----------------------------------------------------------------------------
 
     def _send(self, complete: list[int]) -> None:
-        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient.
-
-        The last chunk goes first, as in a backward pass. The order must be the same on every rank, and gradients do not
-        arrive in the same order: a rank may not use a layer that another one uses.
-        """
+        """Send complete chunks in turn. Where a sign depends on all coordinates, send all after the last gradient."""
         if not self.encoding.needs_whole_vector:
-            self._complete.update(complete)
-            while self._next in self._complete:
-                number = self._next
-                self._next -= 1
+            for number in self._turns.ready(complete):
                 self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
         elif complete and self.gradients.is_complete:
             self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
@@ -168,11 +151,9 @@ class Sender:
         stop = chunks[-1].stop
         spans = list(self.placement.spans(start, stop))
         encoded = [self._encode(span) for span in spans]
-        self._spans += spans
-        self._encoded += encoded
-        if self._is_alone:
-            return
-        self.exchange.send(numbers, _joined([each.planes for each in encoded]))
+        self.encoded.add(spans, encoded)
+        if not self._is_alone:
+            self.exchange.send(numbers, joined([each.planes for each in encoded]))
 
     def _encode(self, span: Span) -> Encoded:
         """Encode a span of the vector; the new average takes the place of the gradient."""
@@ -185,7 +166,7 @@ class Sender:
             momentum = 0.0
         elif self._is_scaled:
             gradient.mul_(1 / self.scale)
-        coin = None if self._coin is None else self._coin.after(span.first)
+        coin = self.encoded.coin and self.encoded.coin.after(span.first)
         encoded = encode(
             gradient,
             memory,
@@ -215,7 +196,8 @@ class Sender:
         average = self.memory.average
         if average is not None:
             self.gradients.vector, average = average, self.gradients.vector
-        residual = self._encoded[0].memory.residual if self._encoded else None
+        encoded = self.encoded.encoded
+        residual = encoded[0].memory.residual if encoded else None
         self.memory = Memory(average, residual, self.memory.belief)
 
     def keep_memory_if(self, voted: Tensor) -> None:
@@ -224,7 +206,7 @@ class Sender:
         if average is not None:
             torch.where(voted, self.gradients.vector, average, out=average)
         if residual is not None:
-            added = self._encoded[0].memory.residual
+            added = self.encoded.encoded[0].memory.residual
             assert added is not None
             residual = torch.where(voted, added, residual)
         self.memory = Memory(average, residual, belief)
@@ -269,7 +251,7 @@ class Sender:
         assert largest is not None
         assert self.codes is not None
         exponents = own(self.codes, largest.to(self.codes.device))
-        for span, encoded in zip(self._spans, self._encoded, strict=True):
+        for span, encoded in self.encoded.by_span():
             n = span.stop - span.start
             believed = belief[span.start : span.stop]
             before = believed.clone() if isinstance(counted, Tensor) else believed
@@ -284,12 +266,3 @@ class Sender:
         for tensor, its_value in zip(self.memory, saved, strict=True):
             if tensor is not None and its_value is not None:
                 tensor.copy_(its_value)
-
-
-def _joined(parts: Sequence[Planes]) -> Planes:
-    """Planes of consecutive words as one."""
-    if len(parts) == 1:
-        return parts[0]
-    signs = torch.cat([planes.signs for planes in parts])
-    supports = [planes.support for planes in parts if planes.support is not None]
-    return Planes(signs, torch.cat(supports) if supports else None)
