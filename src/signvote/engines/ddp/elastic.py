@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,9 +133,8 @@ class ElasticPoll(Poll):
 
     # ---- a round ---------------------------------------------------------------------------------
 
-    def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
-        """Take in gradients and encode them."""
-        self.sender.put(parameters, gradients)
+    def _introduce(self) -> None:
+        """Members meet in `decide`."""
 
     def decide(self, batch_size: int, *, seconds: float = 0.0, used: Sequence[bool] = ()) -> Outcome:
         """Hold the vote, or catch up: then nothing is decided here, and the next gradient is for a later round.

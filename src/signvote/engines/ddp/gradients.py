@@ -107,6 +107,14 @@ class Gradients:
         pairs = zip(parts, gradients, strict=True)
         return [(part, gradient) for part, gradient in pairs if part is not None]
 
+    def take_all(self, gradients: list[Tensor | None]) -> Taken:
+        """The same for the gradients of all parameters, in the order of the layout."""
+        is_new = len(self._missing) == len(self._parts) == len(gradients)
+        if not is_new:
+            return self.take(self._parameters.values(), gradients)
+        self._missing = {}
+        return list(zip(self._parts.values(), gradients, strict=True))
+
     def take_missing(self) -> Taken:
         """The places of all gradients that are missing."""
         missing = [self._parameters[part.name] for part in self._missing.values()]

@@ -236,7 +236,7 @@ class Vote(Optimizer, Voting):
         votes = self._begun()
         gradients = votes.gradients()
         self._prepare()
-        votes.poll.put(votes.parameters, gradients)
+        votes.poll.put_all(gradients)
         outcome = votes.poll.decide(
             self._declared(batch_size),
             seconds=worked,

@@ -160,9 +160,18 @@ class Poll(Fixed):
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
         """Take in gradients; encode and send the chunks that are complete."""
+        self._introduce()
+        self.sender.put(parameters, gradients)
+
+    def put_all(self, gradients: list[Tensor | None]) -> None:
+        """Take in the gradients of all parameters, in the order of the layout, but those that came before."""
+        self._introduce()
+        self.sender.put_all(gradients)
+
+    def _introduce(self) -> None:
+        """Compare the ranks, before they vote for the first time."""
         if not self.handshake.ids:
             self.handshake.run(self.team, self.layout, self.parameters, self.round)
-        self.sender.put(parameters, gradients)
 
     # ---- the decision ----------------------------------------------------------------------------
 

@@ -77,6 +77,10 @@ class Sender:
         """Take in gradients; encode and send the chunks that are complete."""
         self._write(self.gradients.take(parameters, gradients))
 
+    def put_all(self, gradients: list[Tensor | None]) -> None:
+        """Take in the gradients of all parameters, in the order of the layout."""
+        self._write(self.gradients.take_all(gradients))
+
     def put_missing(self) -> None:
         """Count every missing gradient as zero."""
         self._write(self.gradients.take_missing())
