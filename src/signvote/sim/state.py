@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from signvote.sim.run import Run
 
 VERSION = 3
+State = dict[str, Any]
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, RuntimeError)
+
+
+class HasState(Protocol):
+    """A part of a run."""
+
+    def state_dict(self) -> State:
+        """Everything needed to resume."""
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -34,10 +42,10 @@ def state_of(run: Run) -> dict[str, Any]:
         "config": json.dumps(run.config.as_dict(), sort_keys=True),
         "round": run.round,
         "model": {name: p.detach() for name, p in run.model.state_dict().items()},
-        "server": None if run.server is None else run.server.state_dict(),
-        "adam": None if run.adam is None else run.adam.state_dict(),
+        "server": _state_of(run.server),
+        "adam": _state_of(run.adam),
         "local": run.workers.local_state(),
-        "outer": None if run.outer is None else run.outer.state_dict(),
+        "outer": _state_of(run.outer),
         "averages": [memory.average for memory in memories],
         "residuals": [memory.residual for memory in memories],
         "beliefs": [memory.belief for memory in memories],
@@ -47,6 +55,11 @@ def state_of(run: Run) -> dict[str, Any]:
         "machines": run.machines,
         "data": dict(run.gradients.task.about),
     }
+
+
+def _state_of(part: HasState | None) -> State | None:
+    """The state of a part that a run may lack."""
+    return None if part is None else part.state_dict()
 
 
 def load_state(run: Run, state: dict[str, Any]) -> None:

@@ -35,21 +35,31 @@ class Reporting:
 
     def ask(self, round: int, buffers: Mapping[str, Tensor]) -> None:
         """Decide whether nodes report these buffers in a round."""
-        is_due = bool(self.every) and (round % self.every == 0 or round == self.final_round)
-        self.is_asked = is_due and bool(buffers)
+        self.is_asked = False
+        if self.every and buffers:
+            is_due = round % self.every == 0
+            self.is_asked = is_due or round == self.final_round
 
 
 def buffers_of(model: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """The entries of a model that nodes may report: floating-point tensors that are not voted on."""
     voted = {segment.name for segment in layout.segments}
-    others = {name: tensor for name, tensor in model.items() if name not in voted}
-    return {name: tensor for name, tensor in others.items() if tensor.is_floating_point() and tensor.numel()}
+    found = {}
+    for name, tensor in model.items():
+        has_numbers = tensor.is_floating_point() and tensor.numel() > 0
+        if has_numbers and name not in voted:
+            found[name] = tensor
+    return found
 
 
 def buffers_in(content: RecordDict, buffers: Mapping[str, Tensor]) -> Buffers:
     """The numbers of these buffers in a reply. Those of another size, or not finite, are left out."""
-    found = {name: _buffer_in(content, name, buffer.numel()) for name, buffer in buffers.items()}
-    return {name: values for name, values in found.items() if values is not None}
+    found = {}
+    for name, buffer in buffers.items():
+        values = _buffer_in(content, name, buffer.numel())
+        if values is not None:
+            found[name] = values
+    return found
 
 
 def set_buffers_(buffers: Mapping[str, Tensor], reported: Sequence[Buffers]) -> None:

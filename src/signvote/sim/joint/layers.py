@@ -82,13 +82,7 @@ def linear(crew: Crew, input: Tensor, weight: Tensor, bias: Tensor | None = None
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        crew: Crew,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, crew: Crew) -> Tensor:
         ctx.crew = crew
         ctx.parameters = (weight, bias)
         cast = weight.to(x.dtype)
@@ -148,13 +142,7 @@ def embedding(
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        weight: Tensor,
-        indices: Tensor,
-        padding: int | None,
-        crew: Crew,
-    ) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, indices: Tensor, padding: int | None, crew: Crew) -> Tensor:
         ctx.crew = crew
         ctx.weight = weight
         ctx.padding = padding

@@ -10,12 +10,7 @@ from signvote.sim.joint.parts import Parts
 
 
 def conv_weights_(
-    out: Tensor,
-    x: Tensor,
-    g: Tensor,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    parts: Parts,
+    out: Tensor, x: Tensor, g: Tensor, stride: tuple[int, int], padding: tuple[int, int], parts: Parts
 ) -> None:
     """Write each worker's gradient of a convolution's weight into `out`, (workers, C, C_in, K, K)."""
     inputs = torch.split(x.float(), parts.sizes)

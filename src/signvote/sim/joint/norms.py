@@ -64,13 +64,7 @@ def _scaled(crew: Crew, normal: Tensor, weight: Tensor | None, bias: Tensor | No
 
 class _Scale(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        crew: Crew,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, crew: Crew) -> Tensor:
         ctx.crew = crew
         ctx.bias = bias
         ctx.save_for_backward(x, weight)
@@ -109,26 +103,14 @@ def batch_norm(
 
 
 def norm_relu(
-    crew: Crew,
-    x: Tensor,
-    shortcut: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
+    crew: Crew, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, eps: float
 ) -> Tensor:
     """relu(batch norm + shortcut)."""
     return _normed(crew, x, shortcut, weight, bias, eps, relu=True)
 
 
 def _normed(
-    crew: Crew,
-    x: Tensor,
-    shortcut: Tensor | None,
-    weight: Tensor,
-    bias: Tensor,
-    eps: float,
-    *,
-    relu: bool,
+    crew: Crew, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, eps: float, *, relu: bool
 ) -> Tensor:
     """Normalize each worker's samples by themselves."""
     check_rows(crew, x, "batch norm")
