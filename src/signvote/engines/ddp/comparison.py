@@ -17,19 +17,17 @@ class Comparison:
 
     Args:
         parameters: by name; shards of them as FSDP2 makes them.
-        team: the ranks.
         every: rounds between two comparisons; 0: never.
 
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], team: Team, every: int) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], every: int) -> None:
         self.parameters = parameters
-        self.team = team
         self.every = every
 
-    def is_due(self, round: int) -> bool:
+    def is_due(self, round: int, team: Team) -> bool:
         """Whether ranks compare their parameters in a round."""
-        if not self.every or self.team.is_alone:
+        if not self.every or team.is_alone:
             return False
         return round % self.every == 0
 
@@ -37,26 +35,27 @@ class Comparison:
         """Of the parameters, or the shards of them, on this rank."""
         return drift.digest(local_of(parameter) for parameter in self.parameters.values())
 
-    def of_voters(self) -> list[int]:
+    def of_voters(self, team: Team) -> list[int]:
         """The digest of every voter. Every rank calls this."""
-        self.team.connect()
-        group = self.team.voters
+        team.connect()
+        group = team.voters
         mine = torch.tensor([self.digest()], device=group.device)
         by_rank: list[int] = group.all_gather(mine)[:, 0].tolist()
         return by_rank
 
-    def of_everyone(self) -> tuple[list[int], list[int]]:
+    def of_everyone(self, team: Team) -> tuple[list[int], list[int]]:
         """The digest and the shard of every rank. Every rank calls this."""
-        self.team.connect()
-        group = self.team.everyone
-        mine = torch.tensor([self.digest(), self.team.shard], device=group.device)
+        team.connect()
+        group = team.everyone
+        mine = torch.tensor([self.digest(), team.shard], device=group.device)
         digests, shards = group.all_gather(mine).T.tolist()
         return digests, shards
 
-    def check(self, digests: Sequence[int], shards: Sequence[int], stage: str) -> None:
-        """Raise the same error on all ranks if ranks with the same shard have different parameters."""
-        names = self.team.everyone.ranks
-        for shard in sorted(set(shards)):
-            places = [place for place, its_shard in enumerate(shards) if its_shard == shard]
-            alike = [digests[place] for place in places]
-            drift.check(alike, [names[place] for place in places], stage)
+
+def check(digests: Sequence[int], shards: Sequence[int], team: Team, stage: str) -> None:
+    """Raise the same error on all ranks if ranks with the same shard have different parameters."""
+    names = team.everyone.ranks
+    for shard in sorted(set(shards)):
+        places = [place for place, its_shard in enumerate(shards) if its_shard == shard]
+        alike = [digests[place] for place in places]
+        drift.check(alike, [names[place] for place in places], stage)

@@ -123,7 +123,7 @@ def copy_from_majority(state: Voting, model: nn.Module, source: int | None = Non
 
     """
     group = state.poll.team.voters
-    digests = state.poll.comparison.of_voters()
+    digests = state.poll.comparison.of_voters(state.poll.team)
     if source is None:
         usual = majority(digests)
         if usual is None:

@@ -29,6 +29,7 @@ from signvote.core.report import RoundReport
 from signvote.core.server import Server
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Voters, Votes, empty_decision
+from signvote.engines.ddp import comparison
 from signvote.engines.ddp.comparison import Comparison
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
@@ -82,7 +83,7 @@ class Poll(Fixed):
         self.server = server
         self.team = team
         self.encoding = encoding = encoding.suiting(server.rule)
-        self.comparison = Comparison(parameters, team, transport.check_every)
+        self.comparison = Comparison(parameters, transport.check_every)
         settings = settings_of(
             server,
             encoding,
@@ -259,7 +260,7 @@ class Poll(Fixed):
         elif len(used) and not any(used):
             reason = NO_GRADIENT
         next_round = self.round + 1
-        is_compared = self.comparison.is_due(next_round)
+        is_compared = self.comparison.is_due(next_round, self.team)
         return Status(
             round=next_round,
             votes=int(not reason),
@@ -353,13 +354,13 @@ class Poll(Fixed):
     def check_parameters(self, stage: str) -> None:
         """Raise if ranks have different parameters, unless nobody wants to know. Every rank calls this."""
         if self.check_every:
-            digests, shards = self.comparison.of_everyone()
+            digests, shards = self.comparison.of_everyone(self.team)
             self._check_digests(digests, shards, stage)
 
     def _check_digests(self, digests: Sequence[int], shards: Sequence[int], stage: str) -> None:
         """Raise if ranks have different parameters. The step may be repeated then."""
         try:
-            self.comparison.check(digests, shards, stage)
+            comparison.check(digests, shards, self.team, stage)
         except EngineError:
             self.begin()
             raise
