@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from signvote import Layout, Server
-from signvote.core.ballot import HEADER, MAGIC, VERSION, Kind
+from signvote.core.header import HEADER, MAGIC, VERSION, Kind
 
 OUT = Path(__file__).parent / "scale" / "come_and_go.json"
 LAYOUT = Layout([("w", (64,))])

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from signvote import Layout, Server
-from signvote.core.ballot import Ballot, Kind
+from signvote.core.ballot import Ballot
+from signvote.core.header import Kind
 from signvote.core.rules import Robust
 
 OUT = Path(__file__).parent / "scale" / "many_workers.json"

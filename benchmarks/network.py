@@ -35,9 +35,10 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
+from tests.namespaces import Refused
 
 from benchmarks.network_host import Host
-from benchmarks.network_hosts import HOSTS, Crew, Network, Refused, hosts
+from benchmarks.network_hosts import HOSTS, Crew, Network, hosts
 from benchmarks.network_methods import GRIDS, METHODS, SPEED_ONLY, settings_of
 from benchmarks.network_target import SEEDS, chosen, curve, curves_of, steps_to_target
 from benchmarks.network_tasks import GOALS

@@ -17,41 +17,16 @@ from contextlib import contextmanager
 from tempfile import TemporaryFile
 from typing import Any
 
+from tests.namespaces import Namespaces, Refused, run
+
 HOSTS = 4
 
 
-class Refused(Exception):
-    """Why this machine cannot run the benchmark."""
-
-
-def run(*command: str) -> None:
-    """Run a command; say what it said if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Refused(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
-
-
-class Network:
-    """Namespaces of the hosts and of the bridge between them; eth0 of host r has 10.77.0.(r+1)."""
+class Network(Namespaces):
+    """Four hosts whose links can be shaped; eth0 of host r has 10.77.0.(r+1)."""
 
     def __init__(self) -> None:
-        self.names = [f"signvote-{os.getpid()}-{r}" for r in range(HOSTS)]
-        self.bridge = f"signvote-{os.getpid()}-bridge"
-
-    def build(self) -> None:
-        """Make them."""
-        for name in (self.bridge, *self.names):
-            run("ip", "netns", "add", name)
-        run("ip", "-n", self.bridge, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", self.bridge, "link", "set", "bridge", "up")
-        for rank, name in enumerate(self.names):
-            port = f"port{rank}"
-            peer = ("peer", "name", port, "netns", self.bridge)
-            run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
-            run("ip", "-n", name, "address", "add", f"10.77.0.{rank + 1}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                run("ip", "-n", name, "link", "set", device, "up")
-            run("ip", "-n", self.bridge, "link", "set", port, "master", "bridge", "up")
+        super().__init__("signvote", "10.77.0", HOSTS)
 
     def shape(self, mbit: int) -> None:
         """The speed of every link, up and down; 0: as fast as it goes."""
@@ -60,11 +35,6 @@ class Network:
         ports = [(self.bridge, f"port{rank}") for rank in range(HOSTS)]
         for name, device in (*((name, "eth0") for name in self.names), *ports):
             run("tc", "-n", name, "qdisc", "replace", "dev", device, "root", *how.split())
-
-    def tear_down(self) -> None:
-        """Remove what there is."""
-        for name in (*self.names, self.bridge):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
 class Crew:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.optimizer_step                     # one CPU thread: step() alone, 25 million coordinates
     python -m benchmarks.optimizer_step --device cuda       # whole training steps of gpt-small, bf16
-    python -m benchmarks.optimizer_step --device cuda --parts    # where the host's time goes in step()
+    python -m benchmarks.optimizer_step --parts             # where the host's time goes in step(); --device cuda, too
 
 There is one worker and no communication. Optimizers take turns, and the table has medians; the ratios are what counts.
 
@@ -12,9 +12,10 @@ of a language model of 6 layers. `copy` copies as many float32 numbers once.
 On a GPU a step is forward and backward pass, optimizer and `zero_grad`: 64 sequences of 256 bytes, a model of 6 layers
 of width 256. Steps are timed with CUDA events, several in a row, so that the host may run ahead of the device as it
 does in training. `forward and backward` has no optimizer. `host` are the seconds until the host has queued a step.
-`--parts` takes steps without a model around them: the host's microseconds for each optimizer, and for Vote the calls of
-PyTorch and CUDA in one step, and the functions in which Python spends most time. A profiler makes these slower. On a
-CPU tensors are tiny then, so that kernels cost next to nothing.
+`--parts` takes steps without a model around them. For each optimizer it shows the host's microseconds, the operators of
+PyTorch that a step dispatches, and the functions that Python calls; these two are the same in every run. For Vote it
+shows the calls of PyTorch and CUDA in one step, and the functions in which Python spends most time. A profiler makes
+these slower. On a CPU tensors are tiny then, so that kernels cost next to nothing.
 
 Writes benchmarks/optimizer_step.json.
 """
@@ -31,6 +32,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -39,6 +41,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from signvote.engines.ddp import Vote
 
@@ -55,6 +58,7 @@ BLOCK = 10  # steps in a row on a GPU
 TINY = 8  # width, where only the host's time matters
 STEPS = 100  # whose parts are looked at
 SHOWN = 25  # functions
+HOST = "AdamW foreach"  # what the host's time is compared with
 
 Make = Callable[[Sequence[Tensor]], Optimizer]
 
@@ -216,12 +220,58 @@ def _block(train: Callable[[], None]) -> tuple[float, float]:
 
 
 def parts(device: str) -> list[Table]:
-    """The host's time in `step()`, by optimizer; then what one step of Vote is made of."""
-    steps = {name: _step_alone(make, device) for name, make in ON_GPU.items()}
-    host = Table("step()", "host us")
+    """What `step()` costs the host, by optimizer; then what one step of Vote is made of."""
+    torch.set_num_threads(1)
+    makes = ON_GPU | {HOST: ON_CPU[HOST]}
+    steps = {name: _step_alone(make, device) for name, make in makes.items()}
+    return [_hosts(steps), _calls_of(steps["Vote"], device), _functions_of(steps["Vote"])]
+
+
+def _hosts(steps: dict[str, Callable[[], object]]) -> Table:
+    """The host's time in a step, a median, and how often a step calls something."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(STEPS):
+        for name, step in steps.items():
+            seconds[name].append(_seconds_of(step))
+    yardstick = median(seconds[HOST])
+    table = Table("step()", "host us", f"/ {HOST}", "operators", "functions")
     for name, step in steps.items():
-        host.add_row(name, f"{1e6 * median(_seconds_of(step) for _ in range(STEPS)):.0f}")
-    return [host, _calls_of(steps["Vote"], device), _functions_of(steps["Vote"])]
+        host = median(seconds[name])
+        operators = _operators_in(step)
+        functions = _functions_in(step)
+        table.add_row(name, f"{1e6 * host:.0f}", f"{host / yardstick:.2f}", str(operators), str(functions))
+    return table
+
+
+class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators of PyTorch that are dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, operator: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> object:
+        """Count one, and run it."""
+        self.count += 1
+        return operator(*args, **(kwargs or {}))
+
+
+def _operators_in(step: Callable[[], object]) -> int:
+    operators = _Operators()
+    with operators:
+        step()
+    return operators.count
+
+
+def _functions_in(step: Callable[[], object]) -> int:
+    """The functions, of Python and C, that one step calls: a mean."""
+    profile = cProfile.Profile()
+    for _ in range(STEPS):
+        profile.runcall(step)
+    calls = int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+    return calls // STEPS
 
 
 def _step_alone(make: Make, device: str) -> Callable[[], object]:

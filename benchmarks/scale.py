@@ -27,7 +27,8 @@ import torch
 from tests import scale
 
 from signvote import Layout, Server, Worker
-from signvote.core.ballot import Ballot, Kind
+from signvote.core.ballot import Ballot
+from signvote.core.header import Kind
 from signvote.core.messages import Weights
 from signvote.core.relay import Relay
 from signvote.core.root import Root

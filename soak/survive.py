@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.elastic import Crew, History, Plan, check
+from tests.namespaces import Namespaces, Refused
 
 from soak.driver import Episode, Skipped, Stage
 
@@ -38,54 +37,15 @@ PATIENCE = 300.0  # seconds until all must be back
 MARGIN = 20  # rounds that are still to come when the end is announced
 
 
-class Hosts:
-    """A network namespace for each worker, and a bridge between them; worker w has 10.78.0.(w + 1)."""
-
-    def __init__(self, count: int) -> None:
-        self.names = [f"survive-{os.getpid()}-{w}" for w in range(count)]
-        self.bridge = f"survive-{os.getpid()}-bridge"
-
-    def build(self) -> None:
-        """Make them."""
-        for name in (self.bridge, *self.names):
-            _run("ip", "netns", "add", name)
-        _run("ip", "-n", self.bridge, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", self.bridge, "link", "set", "bridge", "up")
-        for worker, name in enumerate(self.names):
-            port = f"port{worker}"
-            peer = ("peer", "name", port, "netns", self.bridge)
-            _run("ip", "-n", name, "link", "add", "eth0", "type", "veth", *peer)
-            _run("ip", "-n", name, "address", "add", f"10.78.0.{worker + 1}/24", "dev", "eth0")
-            for device in ("lo", "eth0"):
-                _run("ip", "-n", name, "link", "set", device, "up")
-            _run("ip", "-n", self.bridge, "link", "set", port, "master", "bridge", "up")
-
-    def link(self, worker: int, state: str) -> None:
-        """Cut or mend a link, on the side of the bridge: the host itself notices nothing."""
-        _run("ip", "-n", self.bridge, "link", "set", f"port{worker}", state)
-
-    def tear_down(self) -> None:
-        """Remove what there is."""
-        for name in (*self.names, self.bridge):
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
-
-
-def _run(*command: str) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise Skipped(f"`{command[0]}` is missing: install iproute2") from None
-    if done.returncode:
-        raise Skipped(f"`{' '.join(command)}` failed, which needs root: {done.stderr.strip()}")
-
-
 @contextmanager
-def hosts(count: int) -> Iterator[Hosts]:
-    """Hosts that are gone afterwards."""
-    made = Hosts(count)
+def hosts(count: int) -> Iterator[Namespaces]:
+    """Hosts that are gone afterwards; worker w has 10.78.0.(w + 1)."""
+    made = Namespaces("survive", "10.78.0", count)
     try:
         made.build()
         yield made
+    except Refused as why:
+        raise Skipped(f"{why}; it needs root") from None
     finally:
         made.tear_down()
 
@@ -98,7 +58,7 @@ def computes(t: int, optimizer: Any, worker: int, plan: Plan) -> None:
 class Play:
     """The workers, and what happens to them."""
 
-    def __init__(self, crew: Crew, network: Hosts, chance: random.Random) -> None:
+    def __init__(self, crew: Crew, network: Namespaces, chance: random.Random) -> None:
         self.crew = crew
         self.network = network
         self.chance = chance

@@ -22,7 +22,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from signvote import Members, Server, Vote, Worker, checkpoint
-from signvote.core.encoder import Memory
+from signvote.core.encoding import Memory
 from signvote.core.layout import Layout
 from signvote.engines.ddp import modules
 from signvote.sim import Config

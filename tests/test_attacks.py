@@ -17,7 +17,8 @@ from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.kernels.reference import pack
 from signvote.sim import Config, Run, train
-from signvote.sim.attacks import ATTACKS, Hostility, parse_attack, stacked
+from signvote.sim.attacks import ATTACKS
+from signvote.sim.hostility import Hostility, parse_attack, stacked
 from signvote.sim.joint.together import Together
 from signvote.sim.machine import Machine
 from signvote.tasks import Task

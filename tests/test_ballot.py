@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signvote import Ballot, BallotError, Layout, SignVoteError
-from signvote.core.ballot import HEADER, Kind, parse
+from signvote.core.ballot import parse
 from signvote.core.bits import Bytes, pack_signs
+from signvote.core.header import HEADER, Kind
 from signvote.core.sparse import body_bytes, decode_body, encode_body, most_bytes, pays, rice_parameter
 from signvote.kernels import Coin, Planes
 from signvote.kernels.reference import pack

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from signvote import ConfigError, Layout, Server, Worker
 from signvote.core.ballot import parse
 from signvote.core.bits import coin_for, unpack_signs
-from signvote.core.encoder import Encoder, Encoding, Memory, encode
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding, Memory, encode
 from signvote.kernels import Coins
 
 

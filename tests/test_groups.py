@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from signvote import ConfigError, Factors, Layout, Vote, Worker, factors, parameter_groups
-from signvote.core.worker import step_
+from signvote.core.update import step_
 from signvote.kernels import Planes, words_for
 from signvote.sim.descent import Descent
 from signvote.sim.run import Run

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from signvote import BallotError, ConfigError, Layout, Server, StateError, Vote, Worker
 from signvote.core import chunks as chunks_module
-from signvote.core.ballot import Kind, parse
+from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
 from signvote.core.corrections import LEAK, claims, scales
+from signvote.core.header import Kind
 from signvote.core.mean import Mean
 from signvote.core.powers import agreed
 from signvote.core.vote import Votes, empty_decision

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from signvote import ConfigError, EngineError, Members, Server, Vote
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rules import make_rule
 from signvote.core.scaled import ScaledVotes
@@ -27,8 +27,8 @@ from signvote.engines.ddp.catching_up import Story
 from signvote.engines.ddp.members import KEYS, View, parsed
 from signvote.engines.ddp.membership import FREE, Membership
 from signvote.engines.ddp.past import Past
-from signvote.engines.ddp.poll import Transport
 from signvote.engines.ddp.registers import LENGTH, MOST_BYTES, Registers, ask, serve
+from signvote.engines.ddp.transport import Transport
 from signvote.engines.ddp.view_group import Lost, Meeting
 from tests.elastic import addresses
 from tests.ranks import alone as alone

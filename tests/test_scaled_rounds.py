@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signvote import BallotError, ConfigError, Encoding, Server, StateError, Worker
-from signvote.core.ballot import Kind, parse
+from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
+from signvote.core.header import Kind
 from signvote.core.outer import Outer
 from signvote.core.scaled import MOST
 from signvote.core.scales import CODES, NOTHING, coded, lengths, mantissas, values

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from signvote import RULES, ConfigError, Layout, Server, StateError, Worker, checkpoint
-from signvote.core.ballot import HEADER, Kind, parse
+from signvote.core.ballot import parse
 from signvote.core.bits import coin_for, pack_signs, unpack_signs
 from signvote.core.encoder import Encoder
+from signvote.core.header import HEADER, Kind
 from signvote.core.rules import make_rule
 from signvote.core.vote import Voters, Votes, empty_decision
 from tests.test_rules import LAYOUT, ballots, decision_of, message, signs

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from signvote import ConfigError
 from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, unpack_signs
-from signvote.core.encoder import Encoder, Encoding
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.core.vote import Votes, claims_of

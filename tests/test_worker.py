@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from signvote import BallotError, ConfigError, Layout, LayoutError, Server, StateError, Worker, checkpoint
-from signvote.core.ballot import Kind, parse
+from signvote.core.ballot import parse
 from signvote.core.bits import Zeros, coin_for, pack_signs, unpack_signs
-from signvote.core.encoder import encode
-from signvote.core.worker import step_
+from signvote.core.encoding import encode
+from signvote.core.header import Kind
+from signvote.core.update import step_
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from signvote import checkpoint
     from signvote.core import theory
     from signvote.core.ballot import Ballot
-    from signvote.core.encoder import Encoding
+    from signvote.core.encoding import Encoding
     from signvote.core.groups import Factors, factors, parameter_groups
     from signvote.core.layout import Layout
     from signvote.core.report import RoundReport
@@ -93,7 +93,7 @@ _HOMES = {
     "Ballot": "signvote.core.ballot",
     "Coin": "signvote.kernels",
     "CountTrust": "signvote.core.trust",
-    "Encoding": "signvote.core.encoder",
+    "Encoding": "signvote.core.encoding",
     "Evidence": "signvote.core.trust",
     "Factors": "signvote.core.groups",
     "Layout": "signvote.core.layout",

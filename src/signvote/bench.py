@@ -28,7 +28,12 @@ from signvote.core.vote import Votes, empty_decision
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Planes, backend, words_for
 
-TARGETS = {"pack": 1.0, "majority": 0.7, "weighted": 1.2, "it-signsgd": 10.0}  # at M = 15, one thread
+TARGETS = {
+    "pack": 1.0,
+    "majority": 0.7,
+    "weighted": 1.2,
+    "it-signsgd": 10.0,
+}  # at M = 15, one thread
 ROUNDS = 3000  # rounds in the counters of the it-signsgd case
 WARM_UP_SECONDS = 0.3
 TEXTBOOK_COORDINATES = 1_000_000  # textbook code needs 8 bytes per vote and more, so only a part is timed
@@ -70,7 +75,13 @@ def kernels(
 ) -> list[Timing]:
     """Time all kernels, print the tables and write the JSON."""
     threads = threads or tuple(sorted({1, os.cpu_count() or 1}))
-    check_sizes(out, coordinates=(n,), workers=workers, threads=threads, repeats=(repeats,))
+    check_sizes(
+        out,
+        coordinates=(n,),
+        workers=workers,
+        threads=threads,
+        repeats=(repeats,),
+    )
     cases = [Case(n, m, t) for t in threads for m in workers]
     for part in (16, 4):
         if n >= 100 * part:
@@ -108,7 +119,14 @@ def _time_cases(cases: list[Case], repeats: int) -> list[Timing]:
     return timings
 
 
-def time_case(n: int, m: int, threads: int, repeats: int, *, textbook: bool = True) -> list[Timing]:
+def time_case(
+    n: int,
+    m: int,
+    threads: int,
+    repeats: int,
+    *,
+    textbook: bool = True,
+) -> list[Timing]:
     """Every kernel at one size. With one thread, textbook code is timed too."""
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)

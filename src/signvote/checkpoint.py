@@ -122,8 +122,11 @@ def _sealed(file: bytes) -> tuple[bytes, memoryview, bytes]:
         "shape": [DIGEST_BYTES],
         "data_offsets": [len(rest), len(rest) + DIGEST_BYTES],
     }
-    longer = header.rstrip(b" ")[:-1] + f',"{DIGEST}":{json.dumps(entry)}}}'.encode()
-    longer += b" " * (-len(longer) % SIZE_BYTES)
+    unclosed = header.rstrip(b" ").removesuffix(b"}")
+    added = f',"{DIGEST}":{json.dumps(entry)}}}'
+    longer = unclosed + added.encode()
+    padding = -len(longer) % SIZE_BYTES
+    longer += b" " * padding
     if len(longer) > MOST_HEADER_BYTES:
         raise StateError(
             f"the state has {len(longer):,} bytes besides its tensors; a checkpoint holds {MOST_HEADER_BYTES:,}:"
@@ -198,7 +201,11 @@ def _encoded(value: Any, place: str, tensors: dict[str, Tensor], depth: int = 0)
     if isinstance(value, Tensor):
         return {"tensor": _moved(value, place, tensors)}
     if isinstance(value, dict):
-        return {"dict": [[_encoded_key(key, place, depth), inner(value[key], key)] for key in value]}
+        entries = []
+        for key, its_value in value.items():
+            plain_key = _encoded_key(key, place, depth)
+            entries.append([plain_key, inner(its_value, key)])
+        return {"dict": entries}
     if isinstance(value, list | tuple):
         items = [inner(item, i) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"tuple": items}
@@ -222,7 +229,11 @@ def _encoded_key(key: Any, place: str, depth: int) -> Any:
 def _moved(tensor: Tensor, place: str, tensors: dict[str, Tensor]) -> str:
     """Put a copy of a tensor among the others, and return its name there."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else "sparse"
+        kind = "sparse"
+        if tensor.is_quantized:
+            kind = "quantized"
+        elif tensor.is_meta:
+            kind = "meta"
         raise StateError(f"{place} is a {kind} tensor, which a checkpoint does not hold")
     readable = place.encode(errors="replace").decode()
     name = f"{len(tensors)} {readable}"

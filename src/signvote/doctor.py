@@ -23,7 +23,11 @@ EXTRAS = {  # package -> its purpose, the extra that installs it
     "flwr": ("federated training over Flower", "signvote[flower]"),
     "ray": ("Flower's simulation on one machine", "signvote[flower]"),
 }
-BACKENDS = {"cpu": "numba", "cuda": "Triton", "reference": "plain torch"}
+BACKENDS = {
+    "cpu": "numba",
+    "cuda": "Triton",
+    "reference": "plain torch",
+}
 QUICK = {"cpu": 2_000_000, "reference": 50_000}  # coordinates that take seconds to time
 WORKERS = 15
 
@@ -62,7 +66,13 @@ def _kernels() -> Iterator[Finding]:
 def _speed(kind: str) -> Finding:
     threads = torch.get_num_threads()
     try:
-        timings = bench.time_case(QUICK[kind], WORKERS, threads=1, repeats=3, textbook=False)
+        timings = bench.time_case(
+            QUICK[kind],
+            WORKERS,
+            threads=1,
+            repeats=3,
+            textbook=False,
+        )
     finally:
         torch.set_num_threads(threads)
     targeted = [timing for timing in timings if timing.kernel in bench.TARGETS]

@@ -43,7 +43,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 FLOATS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {"sgd": {"step": 0.1}, "median": {"step": 0.1}, "adamw": {"step": 1e-3}},
+    "paper": {
+        "sgd": {"step": 0.1},
+        "median": {"step": 0.1},
+        "adamw": {"step": 1e-3},
+    },
     "tuned": {
         "sgd": {"step": 1.0, "decay": 1e-3},
         "median": {"step": 1.0, "decay": 1e-3},
@@ -144,7 +148,9 @@ class Settings:
     batch_sizes: tuple[int, ...] = field(
         default=(),
         metadata=about(
-            "Batch size of each worker, instead of a mode.", unset="those of the mode", in_name=False
+            "Batch size of each worker, instead of a mode.",
+            unset="those of the mode",
+            in_name=False,
         ),
     )
     rounds: int = field(default=300, metadata=about("Number of rounds.", in_name=False))

@@ -20,13 +20,11 @@ megabytes. Every accepted message encodes back to the same bytes. Every other me
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,64 +40,25 @@ from signvote.core.bits import (
     plane_from_bytes,
     plane_to_bytes,
 )
+from signvote.core.header import (
+    CLAIMING,
+    HEADER,
+    MAGIC,
+    NON_FINITE,
+    VERSION,
+    WHOLE,
+    Fields,
+    Kind,
+    check_identity,
+    check_size,
+    read_header,
+)
 from signvote.core.layout import Layout
 from signvote.errors import BallotError
 from signvote.kernels import Planes
 
 Claims = np.ndarray[Any, np.dtype[np.int8]]
 Message = bytes | memoryview  # a memoryview, as of a mapped file, must not change while the ballot is in use
-
-MAGIC = b"SVOT"
-VERSION = 1
-HEADER = struct.Struct("<4s4BQ16s3Q2I")
-NON_FINITE = 1
-NO_GRADIENT = 2
-REASONS = {
-    0: "",
-    NON_FINITE: "non-finite gradient",
-    NO_GRADIENT: "no gradient",
-}  # why a worker abstains for a whole round
-
-
-class Kind(IntEnum):
-    """The form of a ballot's body."""
-
-    DENSE = 0
-    ABSTAIN = 1
-    SPARSE = 2
-    CORRECT = 3
-    SCALED = 4
-
-
-KINDS = frozenset(Kind)
-CLAIMING = (Kind.CORRECT, Kind.SCALED)  # forms with a byte for each tensor
-WHOLE = (Kind.DENSE, *CLAIMING)  # forms that vote on every coordinate
-
-
-def understood(*, corrects: bool, scales: bool) -> tuple[Kind, ...]:
-    """The forms that a rule understands: corrections only, scaled votes only, or any without claims."""
-    if corrects:
-        return (Kind.CORRECT,)
-    if scales:
-        return (Kind.SCALED,)
-    return tuple(kind for kind in Kind if kind not in CLAIMING)
-
-
-class Fields(NamedTuple):
-    """The fields of the header, in order."""
-
-    magic: bytes
-    version: int
-    kind: int
-    reason: int
-    reserved: int  # 0
-    run: int
-    layout: bytes  # digest
-    worker: int
-    round: int
-    votes: int  # `count`: a tuple has a method of that name
-    batch_size: int
-    checksum: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,7 +113,15 @@ class Ballot:
         )
 
     @classmethod
-    def abstention(cls, layout: Layout, *, worker: int, round: int, run: int, batch_size: int) -> Ballot:
+    def abstention(
+        cls,
+        layout: Layout,
+        *,
+        worker: int,
+        round: int,
+        run: int,
+        batch_size: int,
+    ) -> Ballot:
         """The ballot of a worker whose signal was not finite: a header alone."""
         nothing = np.zeros(bytes_for(layout.size), np.uint8)
         return cls(
@@ -272,8 +239,8 @@ def parse(
 
     """
     whole = _whole(message)
-    fields = _read_header(whole)
-    _check_identity(fields, layout, run, round, worker)
+    fields = read_header(whole)
+    check_identity(fields, layout, run, round, worker)
     kind = Kind(fields.kind)
     if kind not in kinds and not fields.reason:
         accepted = ", ".join(each.name.lower() for each in sorted(kinds))
@@ -282,7 +249,7 @@ def parse(
     counted = fields.batch_size if kind in CLAIMING and fields.worker == SERVER else 0
     claimed = _claim_bytes(kind, layout, fields.worker == SERVER)
     tail = claimed + 8 * counted
-    _check_size(kind, layout.size, fields.votes, len(body) - tail, fields.reason)
+    check_size(kind, layout.size, fields.votes, len(body) - tail, fields.reason)
     header = bytes(whole[: HEADER.size - 4]) + bytes(4)
     if zlib.crc32(body, zlib.crc32(header)) != fields.checksum:
         raise BallotError("checksum", "checksum mismatch: the ballot was damaged on its way")
@@ -321,63 +288,6 @@ def _whole(message: Message) -> memoryview:
     if not view.c_contiguous:
         raise BallotError("type", "a ballot is bytes that lie one after another, not a view with gaps")
     return view.cast("B")
-
-
-def _read_header(message: memoryview) -> Fields:
-    """The header's fields. Refuses a message that is no ballot of this version."""
-    if len(message) < HEADER.size:
-        raise BallotError("length", f"{len(message)} bytes are no ballot; a header alone has {HEADER.size}")
-    fields = Fields(*HEADER.unpack_from(message))
-    if fields.magic != MAGIC:
-        raise BallotError("magic", f"not a ballot: it starts with {fields.magic!r}, not {MAGIC!r}")
-    if fields.version != VERSION:
-        raise BallotError(
-            "version",
-            f"ballot of version {fields.version}; this program reads version {VERSION}",
-        )
-    if fields.kind not in KINDS or fields.reason not in REASONS or fields.reserved:
-        raise BallotError(
-            "kind",
-            f"unknown kind {fields.kind}, reason {fields.reason} or reserved byte {fields.reserved}",
-        )
-    return fields
-
-
-def _check_identity(fields: Fields, layout: Layout, run: int, round: int | None, worker: int | None) -> None:
-    """Refuse a ballot of another layout, run, round or worker; see `parse`."""
-    if fields.layout != layout.digest:
-        theirs = fields.layout.hex()[:8]
-        ours = layout.digest.hex()[:8]
-        raise BallotError("layout", f"ballot for layout {theirs}, not ours, {ours}: another model")
-    if fields.run != run:
-        raise BallotError("run", f"ballot of run {fields.run}; this is run {run}")
-    if round is not None and fields.round != round:
-        reason = "late" if fields.round < round else "future"
-        raise BallotError(reason, f"ballot for round {fields.round}; this is round {round}")
-    if worker is not None and fields.worker != worker:
-        raise BallotError("worker", f"worker {worker} sent a ballot in the name of {fields.worker}")
-
-
-def _check_size(kind: Kind, n: int, count: int, size: int, reason: int) -> None:
-    """Compare the body's size and count with the layout, before any memory is allocated."""
-    if count > n or (kind in WHOLE and count != n):
-        raise BallotError(
-            "count", f"{kind.name.lower()} ballot of {count} votes; the layout has {n} coordinates"
-        )
-    if reason and (kind is not Kind.SPARSE or count):
-        raise BallotError("kind", f"a worker that abstains ({REASONS[reason]}) cannot vote")
-    if kind is not Kind.SPARSE:
-        least = most = bytes_for(n) * (1 if kind in WHOLE else 2)
-    elif sparse.pays(n, count):
-        least = sparse.least_bytes(n, count)
-        most = sparse.most_bytes(n, count)
-    else:
-        raise BallotError(
-            "count", f"sparse ballot of {count} votes on {n} coordinates; another form is shorter"
-        )
-    if not least <= size <= most:
-        wanted = f"{most}" if least == most else f"{least} to {most}"
-        raise BallotError("length", f"{kind.name.lower()} body of {size} bytes; wanted {wanted}")
 
 
 def _read_body(kind: Kind, body: Bytes, n: int, count: int) -> tuple[Bytes, Bytes | None]:

@@ -122,4 +122,8 @@ def blocks(*packed: Bytes) -> Iterator[tuple[Bytes, ...]]:
 
 def count_ones(packed: Bytes) -> int:
     """Number of ones in packed bits."""
-    return sum(int(np.bitwise_count(block).sum(dtype=np.int64)) for (block,) in blocks(packed))
+    ones = 0
+    for (block,) in blocks(packed):
+        by_byte = np.bitwise_count(block)
+        ones += int(by_byte.sum(dtype=np.int64))
+    return ones

@@ -48,9 +48,8 @@ def vote_in_chunks(rule: Rule, chunks: Iterable[tuple[Planes, Votes]], coin: Coi
     cast = ((out, votes, None if coin is None else coin.after(votes.first)) for out, votes in chunks)
     if not rule.splits:
         return total(starmap(rule.vote, cast))
-    return compared_in_batches(
-        rule, ((rule.decide(out, votes, tosses), rule.sampled(votes)) for out, votes, tosses in cast)
-    )
+    judged = ((rule.decide(out, votes, tosses), rule.sampled(votes)) for out, votes, tosses in cast)
+    return compared_in_batches(rule, judged)
 
 
 def judgments(rule: Rule, judged: Planes, ballots: Sequence[Ballot]) -> Iterator[Judgment]:
@@ -67,7 +66,9 @@ def evidence_of(rule: Rule, judged: Planes, ballots: Sequence[Ballot]) -> Eviden
 
 def compared_in_batches(rule: Rule, judged: Iterable[Judgment]) -> Evidence:
     """The evidence of all chunks, with pairs of workers: counted for many chunks at once, as each makes a matrix."""
-    return total(starmap(rule.compared, _batches((seen, rule.thinned(sampled)) for seen, sampled in judged)))
+    thinned = ((seen, rule.thinned(sampled)) for seen, sampled in judged)
+    batches = _batches(thinned)
+    return total(starmap(rule.compared, batches))
 
 
 def _batches(judged: Iterable[Judgment]) -> Iterator[Judgment]:
@@ -82,7 +83,8 @@ def _batches(judged: Iterable[Judgment]) -> Iterator[Judgment]:
         size += sampled.planes.signs.nbytes
         if size >= SAMPLE_BYTES or sampled.n % WORD:
             yield _as_one(batch)
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield _as_one(batch)
 

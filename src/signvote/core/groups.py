@@ -101,7 +101,14 @@ def parameter_groups(
     parameters = trainable(model)
     groups: dict[Factors, dict[str, Any]] = {}
     for place, (name, its) in enumerate(factors(model, decays=decays, steps=steps).items()):
-        group = groups.setdefault(its, {"params": [], "places": [], "weight_decay": weight_decay * its.decay})
+        group = groups.setdefault(
+            its,
+            {
+                "params": [],
+                "places": [],
+                "weight_decay": weight_decay * its.decay,
+            },
+        )
         group["params"].append((name, parameters[name]))
         group["places"].append(place)
         if lr is not None:

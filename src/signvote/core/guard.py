@@ -64,7 +64,7 @@ class Sample:
         self.size = size
         self._coin = coin
         self._cache: dict[Key, Chosen] = {}
-        self._words: Tensor | None = None  # see `_all`
+        self._all_words: tuple[Tensor, Tensor] | None = None  # see `_all`
 
     def of(self, votes: Votes) -> Votes:
         """The votes on the sample."""
@@ -74,39 +74,51 @@ class Sample:
         if key not in self._cache:
             self._cache[key] = self._choose(*key)
         words, n = self._cache[key]
-        return replace(votes, planes=votes.planes.map(lambda plane: plane[:, words]), n=n)
+        return _on_words(votes, words, n)
 
     def _choose(self, first: int, n: int, device: torch.device) -> Chosen:
         """The words to compare; the last word of the votes may be padded."""
         first_word = first // WORD
         count = words_for(n)
         coin = self._coin.after(first_word)
-        in_sample = chances(coin, count) < self.size / self.n
-        words = in_sample.nonzero()[:, 0]
-        size = len(words) * WORD
-        if count and in_sample[-1]:
-            size -= count * WORD - n
-        return Chosen(_index(words, device), size)
+        share = self.size / self.n
+        in_sample = chances(coin, count) < share
+        return _chosen(in_sample, n, device)
 
     def thinned(self, sampled: Votes, count: int) -> Votes:
         """Of the votes on the sample those on about `count` coordinates of the whole vector."""
         width = sampled.planes.signs.shape[1]
         words, chance = self._all()
-        start = int(torch.searchsorted(words, sampled.first // WORD))
-        kept = chance[start : start + width] < count / self.n
-        size = int(kept.sum()) * WORD
-        if width and kept[-1]:
-            size -= width * WORD - sampled.n
-        index = _index(kept.nonzero()[:, 0], sampled.device)
-        return replace(sampled, planes=sampled.planes.map(lambda plane: plane[:, index]), n=size)
+        first_word = sampled.first // WORD
+        start = int(torch.searchsorted(words, first_word))
+        share = count / self.n
+        kept = chance[start : start + width] < share
+        return _on_words(sampled, *_chosen(kept, sampled.n, sampled.device))
 
     def _all(self) -> tuple[Tensor, Tensor]:
         """The numbers of all words of the sample, and the chance of each."""
-        if self._words is None:
+        if self._all_words is None:
             chance = chances(self._coin, words_for(self.n))
-            self._words = (chance < self.size / self.n).nonzero()[:, 0]
-            self._chances = chance[self._words]
-        return self._words, self._chances
+            in_sample = chance < self.size / self.n
+            words = in_sample.nonzero()[:, 0]
+            self._all_words = (words, chance[words])
+        return self._all_words
+
+
+def _chosen(is_chosen: Tensor, n: int, device: torch.device) -> Chosen:
+    """Some of the words of n coordinates; the last word may be padded."""
+    words = is_chosen.nonzero()[:, 0]
+    size = len(words) * WORD
+    if len(is_chosen) and is_chosen[-1]:
+        padding = len(is_chosen) * WORD - n
+        size -= padding
+    return Chosen(_index(words, device), size)
+
+
+def _on_words(votes: Votes, words: Tensor | slice, n: int) -> Votes:
+    """The votes on some words, which have n coordinates."""
+    planes = votes.planes.map(lambda plane: plane[:, words])
+    return replace(votes, planes=planes, n=n)
 
 
 def _index(words: Tensor, device: torch.device) -> Tensor | slice:
@@ -133,22 +145,30 @@ def contested(votes: Votes) -> Votes:
     ones = torch.ones(len(votes.workers), dtype=torch.int32, device=votes.device)
     if votes.present is not None:
         ones = ones * votes.present
-    margin = ones.sum(0, keepdim=True).double().sqrt().int()
+    voters = ones.sum(0, keepdim=True)
+    margin = voters.double().sqrt().int()
     weights = torch.cat([ones, margin])
-    for_all, against_all = full, torch.zeros_like(full)
-    too_clear = _decided(planes, against_all, weights, votes.n).signs
+    for_all = full
+    against_all = torch.zeros_like(full)
+    up = _decided(planes, against_all, weights, votes.n)
     down = _decided(planes, for_all, weights, votes.n)
-    too_clear = too_clear | (down.support & ~down.signs)  # type: ignore[operator]
+    assert down.support is not None
+    clearly_down = down.support & ~down.signs
+    too_clear = up.signs | clearly_down
     where = full & ~too_clear
-    support = where.expand_as(planes.signs) if planes.support is None else planes.support & where
+    voted = full if planes.support is None else planes.support
+    support = (voted & where).expand_as(planes.signs)
     return replace(votes, planes=Planes(planes.signs, support.contiguous()))
 
 
 def _decided(planes: Planes, extra: Tensor, weights: Tensor, n: int) -> Planes:
     """The decision of these votes and of one extra voter; a tie decides nothing."""
     full = everywhere(n, extra.device)
-    support = None if planes.support is None else torch.cat([planes.support, full[None]])
-    voters = Planes(torch.cat([planes.signs, extra[None]]), support)
+    signs = torch.cat([planes.signs, extra[None]])
+    support = None
+    if planes.support is not None:
+        support = torch.cat([planes.support, full[None]])
+    voters = Planes(signs, support)
     out = Planes(torch.zeros_like(extra), torch.zeros_like(extra))
     if n:
         backend(extra.device).vote_(out, voters, weights, None, (0, n))
@@ -161,7 +181,10 @@ def pair_counts(votes: Votes, at: Tensor | None = None) -> tuple[Tensor, Tensor]
     With rows `at` of witnesses, those of each worker with each witness, (M, witnesses).
     """
     workers = len(votes.workers)
-    others = None if at is None else votes.planes.map(lambda plane: plane[upload(at, votes.device)])
+    others = None
+    if at is not None:
+        rows = upload(at, votes.device)
+        others = votes.planes.map(lambda plane: plane[rows])
     if votes.n:
         return backend(votes.device).disagreements(votes.planes, votes.n, others)
     witnesses = workers if at is None else len(at)
@@ -219,8 +242,9 @@ class GuardedTrust:
             compared = self._compared(workers, evidence.witnesses)
         for worker, past, ratio in zip(workers, pasts, compared, strict=True):
             rounds = past.rounds + 1
-            is_looked_at = FIRST <= rounds <= PROBATION
-            strength = max(past.strength, ratio) if is_looked_at else past.strength
+            strength = past.strength
+            if FIRST <= rounds <= PROBATION:
+                strength = max(strength, ratio)
             self.pasts[worker] = Past(rounds, strength)
 
     def _compared(self, workers: Sequence[int], witnesses: Sequence[int] | None) -> list[float]:
@@ -230,7 +254,10 @@ class GuardedTrust:
             return nothing
         c = self.agreement(workers, witnesses)[0]
         each, most = usual(c, rows_of(workers, witnesses))
-        return (each / most).tolist() if most > VISIBLE else nothing
+        if not most > VISIBLE:
+            return nothing
+        ratios: list[float] = (each / most).tolist()
+        return ratios
 
     def forget(self, *workers: int) -> None:
         """Drop everything about these workers."""
@@ -251,11 +278,10 @@ class GuardedTrust:
         """Resume from a state."""
         pairs = PairCounts(self.pairs.groups, self.pairs.forgetting)
         pairs.load_state_dict(state["pairs"])
-        pasts = [
-            Past(rounds, float(shown))
-            for rounds, shown in zip(state["rounds"], state["strengths"], strict=True)
-        ]
-        if any(past.rounds < 0 or not 1 <= past.strength < math.inf for past in pasts):
-            raise StateError("the state has a strength below 1, or a negative number of rounds")
+        shown = zip(state["rounds"], state["strengths"], strict=True)
+        pasts = [Past(rounds, float(strength)) for rounds, strength in shown]
+        for past in pasts:
+            if past.rounds < 0 or not 1 <= past.strength < math.inf:
+                raise StateError("the state has a strength below 1, or a negative number of rounds")
         self.pasts = dict(zip(pairs.workers, pasts, strict=True))
         self.pairs = pairs

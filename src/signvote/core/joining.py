@@ -75,49 +75,63 @@ def split(weights: Weights, sources: dict[int, int], parts: int) -> list[Weights
 
 
 def _those_of(weights: Weights, sources: dict[int, int], source: int) -> Weights:
-    rows = [row for row, worker in enumerate(weights.workers) if sources.get(worker) == source]
-    return Weights(
-        workers=tuple(weights.workers[row] for row in rows),
-        weights=None if weights.weights is None else weights.weights[rows],
-    )
+    rows = []
+    workers = []
+    for row, worker in enumerate(weights.workers):
+        if sources.get(worker) == source:
+            rows.append(row)
+            workers.append(worker)
+    theirs = None if weights.weights is None else weights.weights[rows]
+    return Weights(workers=tuple(workers), weights=theirs)
 
 
 def added(sums: Sequence[Partial | None], topic: Topic, rule: Rule) -> Partial:
     """One tally of several."""
     total = Tally(**topic._asdict(), groups=len(rule.groups))
-    arrived = [each for each in sums if each is not None]
-    for each in arrived:
-        total.merge(each.tally)
-    return Partial(workers=tuple(sorted(w for each in arrived for w in each.workers)), tally=total)
+    workers: list[int] = []
+    for each in sums:
+        if each is not None:
+            total.merge(each.tally)
+            workers += each.workers
+    return Partial(workers=tuple(sorted(workers)), tally=total)
 
 
 def together(parts: Sequence[Shown | None], groups: int, workers: Sequence[int] | None = None) -> Shown:
     """The evidence about the workers of all parts, sorted; of those named only, and nothing where there is none."""
     known = [part for part in parts if part is not None and part.evidence.workers]
-    ids = [worker for part in known for worker in part.evidence.workers]
+    all_evidence = [part.evidence for part in known]
+    ids = [worker for each in all_evidence for worker in each.workers]
     wanted = sorted(ids) if workers is None else list(workers)
     at = numbered(ids)
-    rows = [at.get(worker, len(ids)) for worker in wanted]
-    none = torch.zeros(1, groups, dtype=torch.int64)
-    mismatches = torch.cat([*(part.evidence.mismatches for part in known), none])
-    cast = torch.cat([*(part.evidence.cast for part in known), none])
-    evidence = Evidence(workers=tuple(wanted), mismatches=mismatches[rows], cast=cast[rows])
+    beyond = len(ids)  # the row of nothing
+    rows = [at.get(worker, beyond) for worker in wanted]
+    nothing = torch.zeros(1, groups, dtype=torch.int64)
+    mismatches = [each.mismatches for each in all_evidence]
+    cast = [each.cast for each in all_evidence]
+    evidence = Evidence(
+        workers=tuple(wanted),
+        mismatches=torch.cat([*mismatches, nothing])[rows],
+        cast=torch.cat([*cast, nothing])[rows],
+    )
     samples = [part.sampled for part in known if part.sampled is not None]
-    if not samples:
-        return Shown(evidence=evidence, sampled=None)
-    return Shown(evidence=evidence, sampled=_stacked(samples, rows, evidence.workers))
+    sampled = _stacked(samples, rows, evidence.workers) if samples else None
+    return Shown(evidence=evidence, sampled=sampled)
 
 
 def _stacked(samples: Sequence[Votes], rows: Sequence[int], workers: tuple[int, ...]) -> Votes:
     """Votes of different workers on the same coordinates; a row beyond the last is of a worker without votes."""
     n = samples[0].n
     whole = everywhere(n)
-    supports = []
+    all_signs = []
+    all_support = []
     for each in samples:
-        support = each.planes.support
-        supports.append(whole.expand_as(each.planes.signs) if support is None else support)
-    none = torch.zeros_like(whole)[None]
-    signs = torch.cat([*(each.planes.signs for each in samples), none])[list(rows)]
-    support = torch.cat([*supports, none])[list(rows)]
-    is_dense = bool((support == whole).all())
-    return Votes(workers=workers, planes=Planes(signs, None if is_dense else support), n=n)
+        signs, support = each.planes
+        all_signs.append(signs)
+        all_support.append(whole.expand_as(signs) if support is None else support)
+    places = list(rows)
+    nothing = torch.zeros_like(whole)[None]
+    stacked = torch.cat([*all_signs, nothing])[places]
+    voted = torch.cat([*all_support, nothing])[places]
+    is_dense = bool((voted == whole).all())
+    planes = Planes(stacked, None if is_dense else voted)
+    return Votes(workers=workers, planes=planes, n=n)

@@ -85,7 +85,8 @@ class Layout:
             if flat.numel() == tensor.numel():
                 flat.view(s.shape).copy_(tensor)
             else:
-                flat.copy_(tensor.detach().reshape(-1)[begin - s.start : end - s.start])
+                whole = tensor.detach().reshape(-1)
+                flat.copy_(whole[begin - s.start : end - s.start])
         return out
 
     def __eq__(self, other: object) -> bool:

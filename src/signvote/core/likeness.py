@@ -113,23 +113,29 @@ class Likeness:
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
         workers = numbered_once(state["workers"])
-        looks, votes = state["looks"], state["votes"]
-        if votes.shape != (len(workers), *NOTHING.shape) or not all(0 <= n <= LOOKS for n in looks):
+        looks = state["looks"]
+        votes = state["votes"]
+        wanted = (len(workers), *NOTHING.shape)
+        if votes.shape != wanted or not all(0 <= n <= LOOKS for n in looks):
             raise StateError("the state's votes are not those of some coordinates")
+        rows = zip(looks, votes.to(torch.int8), strict=True)
+        seen = [Seen.of(n, its) for n, its in rows]
         self.rounds = state["rounds"]
-        self._seen = {
-            m: Seen.of(n, its) for m, n, its in zip(workers, looks, votes.to(torch.int8), strict=True)
-        }
+        self._seen = dict(zip(workers, seen, strict=True))
 
 
 def excess(seen: Sequence[Seen]) -> float:
     """The median of the workers' excess, see above."""
-    first, second = torch.stack([its.halves for its in seen]).double().unbind(1)
+    halves = torch.stack([its.halves for its in seen])
+    first, second = halves.double().unbind(1)
     alive = torch.stack([its.changes >= CHANGES for its in seen]).double()
     count = alive.sum(1)
-    means = (second * alive) @ first.T / count.clamp_min(1)[:, None] / (LOOKS / 2) ** 2
+    coordinates = count.clamp_min(1)[:, None]
+    products = (second * alive) @ first.T
+    means = products / coordinates / (LOOKS / 2) ** 2
     own = means.diag()
-    others = (means.sum(1) - own) / (len(seen) - 1)
+    of_others = means.sum(1) - own
+    others = of_others / (len(seen) - 1)
     found = torch.where(count >= ENOUGH, own - others, 0.0)
     return float(found.median())
 
@@ -141,11 +147,13 @@ def signs_of_ballots(ballots: Sequence[Ballot], n: int) -> Signs:
     """Some of the votes in these ballots; nothing of a small model."""
     if n < WORDS * WORD:
         return {}
-    at = (8 * _words(n)[:, None] + np.arange(8)).reshape(-1)
-    return {
-        ballot.worker: _signs(ballot.signs[at], None if ballot.support is None else ballot.support[at])
-        for ballot in ballots[:MOST]
-    }
+    first_bytes = 8 * _words(n)
+    at = (first_bytes[:, None] + np.arange(8)).reshape(-1)
+    found = {}
+    for ballot in ballots[:MOST]:
+        support = None if ballot.support is None else ballot.support[at]
+        found[ballot.worker] = _signs(ballot.signs[at], support)
+    return found
 
 
 def signs_of_votes(votes: Votes) -> Callable[[], Signs]:
@@ -154,17 +162,19 @@ def signs_of_votes(votes: Votes) -> Callable[[], Signs]:
         return dict
     at = torch.from_numpy(_words(votes.n)).to(votes.device)
     planes = [plane[:MOST, at] for plane in votes.planes if plane is not None]
-    present = torch.ones(len(votes.workers), dtype=torch.bool) if votes.present is None else votes.present
+    present = votes.present
+    if present is None:
+        present = torch.ones(len(votes.workers), dtype=torch.bool)
     arrive = download(present, *planes)
 
     def arrived() -> Signs:
         voted, *found = arrive()
         packed = [plane.contiguous().numpy().view(np.uint8) for plane in found]
-        return {
-            worker: _signs(*(plane[row] for plane in packed))
-            for row, worker in enumerate(votes.workers[:MOST])
-            if voted[row]
-        }
+        signs = {}
+        for row, worker in enumerate(votes.workers[:MOST]):
+            if voted[row]:
+                signs[worker] = _signs(*(plane[row] for plane in packed))
+        return signs
 
     return arrived
 

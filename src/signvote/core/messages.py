@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import REASONS, Ballot, parse
+from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER
+from signvote.core.header import REASONS
 from signvote.core.report import Refusal
 from signvote.core.tally import Tally
 from signvote.core.trust import Evidence
@@ -85,16 +86,19 @@ class Roll:
         workers, sizes, is_sparse, claims, silent, why, refused = arrays
         tensors = len(topic.layout.segments)
         _check("roll", count == len(workers) == len(sizes) == len(is_sparse))
-        _check("roll", len(claims) in (0, count * tensors) and len(silent) == len(why))
+        _check("roll", len(claims) in (0, count * tensors))
+        _check("roll", len(silent) == len(why))
         rows = claims.reshape(count, -1).tolist() if count else []
-        parts = zip(sizes.tolist(), is_sparse.astype(bool).tolist(), map(tuple, rows), strict=True)
+        columns = (sizes.tolist(), is_sparse.astype(bool).tolist(), rows)
+        said = [Declared(size, sparse, tuple(claim)) for size, sparse, claim in zip(*columns, strict=True)]
+        reasons = [REASONS[code] for code in why.tolist()]
+        refusals = []
+        for worker, reason, text in json.loads(refused.tobytes()):
+            refusals.append(Refusal(worker=worker, reason=reason, message=text))
         return cls(
-            declared=dict(zip(_ids(workers), (Declared(*part) for part in parts), strict=True)),
-            abstained=dict(zip(_ids(silent), (REASONS[code] for code in why.tolist()), strict=True)),
-            refused=tuple(
-                Refusal(worker=worker, reason=reason, message=text)
-                for worker, reason, text in json.loads(refused.tobytes())
-            ),
+            declared=dict(zip(_ids(workers), said, strict=True)),
+            abstained=dict(zip(_ids(silent), reasons, strict=True)),
+            refused=tuple(refusals),
         )
 
 
@@ -114,8 +118,9 @@ class Weights:
     def from_bytes(cls, message: bytes, topic: Topic, groups: int) -> Weights:
         """The weights in a message, or a BallotError."""
         count, (workers, weights) = unseal(Form.WEIGHTS, topic, message)
-        _check("weights", count == len(workers) and len(weights) in (0, count * groups))
-        rows = torch.from_numpy(weights.reshape(count, groups).copy()) if len(weights) else None
+        _check("weights", count == len(workers))
+        _check("weights", len(weights) in (0, count * groups))
+        rows = _rows(weights, count, groups) if len(weights) else None
         return cls(workers=_ids(workers), weights=rows)
 
 
@@ -152,12 +157,24 @@ class Verdict:
         ties = signs = b""
         if self.judged is not None:
             decided = _decided(self.decision, topic)
-            missing = ~self.judged.support & decided.support  # type: ignore[operator]
+            assert decided.support is not None
+            assert self.judged.support is not None
+            missing = ~self.judged.support & decided.support
             if missing.any():
-                ties = _cast(topic, Planes(torch.zeros_like(missing), missing)).thinned().to_bytes()
-            if not torch.equal(decided.signs & self.judged.support, self.judged.signs):  # type: ignore[operator]
-                signs = _cast(topic, Planes(self.judged.signs, None)).to_bytes()
-        return seal(Form.VERDICT, topic, self.judged is not None, *map(_bytes, (self.decision, ties, signs)))
+                tied = Planes(torch.zeros_like(missing), missing)
+                ties = _cast(topic, tied).thinned().to_bytes()
+            untied = decided.signs & self.judged.support
+            if not torch.equal(untied, self.judged.signs):
+                own = Planes(self.judged.signs, None)
+                signs = _cast(topic, own).to_bytes()
+        return seal(
+            Form.VERDICT,
+            topic,
+            self.judged is not None,
+            _bytes(self.decision),
+            _bytes(ties),
+            _bytes(signs),
+        )
 
     @classmethod
     def from_bytes(cls, message: bytes, topic: Topic) -> Verdict:
@@ -184,12 +201,15 @@ class Shown:
     def to_bytes(self, topic: Topic) -> bytes:
         """The message."""
         evidence = self.evidence
-        planes = (NO_BYTES, NO_BYTES)
+        packed_signs = NO_BYTES
+        packed_support = NO_BYTES
         n = 0
         if self.sampled is not None:
             n = self.sampled.n
             signs, support = self.sampled.planes
-            planes = (_packed(signs), NO_BYTES if support is None else _packed(support))
+            packed_signs = _packed(signs)
+            if support is not None:
+                packed_support = _packed(support)
         return seal(
             Form.EVIDENCE,
             topic,
@@ -198,27 +218,41 @@ class Shown:
             evidence.mismatches.numpy(),
             evidence.cast.numpy(),
             np.array([n], np.uint64),
-            *planes,
+            packed_signs,
+            packed_support,
         )
 
     @classmethod
     def from_bytes(cls, message: bytes, topic: Topic, groups: int) -> Shown:
         """The evidence in a message, or a BallotError."""
         count, (workers, mismatches, cast, n, signs, support) = unseal(Form.EVIDENCE, topic, message)
-        _check("evidence", count == len(workers) and len(mismatches) == len(cast) == count * groups)
-        _check("evidence", len(signs) % (8 * max(1, count)) == 0 and len(support) in (0, len(signs)))
+        counts = count * groups
+        word_of_each = 8 * max(1, count)  # bytes
+        _check("evidence", count == len(workers))
+        _check("evidence", len(mismatches) == len(cast) == counts)
+        _check("evidence", len(signs) % word_of_each == 0)
+        _check("evidence", len(support) in (0, len(signs)))
         ids = _ids(workers)
-        counts = (torch.from_numpy(each.reshape(count, groups).copy()) for each in (mismatches, cast))
-        evidence = Evidence(workers=ids, mismatches=next(counts), cast=next(counts))
+        evidence = Evidence(
+            workers=ids,
+            mismatches=_rows(mismatches, count, groups),
+            cast=_rows(cast, count, groups),
+        )
         if not len(signs):
             return cls(evidence=evidence, sampled=None)
-        planes = Planes(_unpacked(signs, count), _unpacked(support, count) if len(support) else None)
-        return cls(evidence=evidence, sampled=Votes(workers=ids, planes=planes, n=int(n[0])))
+        voted = _unpacked(support, count) if len(support) else None
+        planes = Planes(_unpacked(signs, count), voted)
+        sampled = Votes(workers=ids, planes=planes, n=int(n[0]))
+        return cls(evidence=evidence, sampled=sampled)
 
 
 def _check(name: str, is_right: bool) -> None:
     if not is_right:
         raise BallotError("length", f"the parts of the {name} have lengths that do not fit")
+
+
+def _rows(numbers: Numbers, rows: int, columns: int) -> Tensor:
+    return torch.from_numpy(numbers.reshape(rows, columns).copy())
 
 
 def _bytes(data: bytes) -> Numbers:
@@ -238,7 +272,13 @@ def _unpacked(packed: Numbers, rows: int) -> Tensor:
 
 
 def _cast(topic: Topic, planes: Planes) -> Ballot:
-    return Ballot.cast(topic.layout, planes, worker=SERVER, round=topic.round, run=topic.run)
+    return Ballot.cast(
+        topic.layout,
+        planes,
+        worker=SERVER,
+        round=topic.round,
+        run=topic.run,
+    )
 
 
 def _parsed(message: bytes, topic: Topic) -> Ballot:

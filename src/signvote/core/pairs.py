@@ -15,7 +15,6 @@ Row i of C is a worker, column j a witness: one of the same workers, with whom a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -30,9 +29,8 @@ STEEP = 2.0  # how fast votes shrink that err together; 1 would make one vote of
 CHANCE = 0.02  # agreement where votes are contested that is taken for chance
 BY_SIZE = 0.05  # agreement there that two strong workers may have, times the product of their sizes
 EXPLAINABLE = 0.5  # the most agreement there that anything explains
-SHARED = (
-    1.5  # a smaller divisor is taken for chance, too: equal workers keep equal weights, and ties stay ties
-)
+# A smaller divisor is taken for chance, too: equal workers keep equal weights, and ties stay ties.
+SHARED = 1.5
 DOUBT = 1000  # coordinates: agreement counted on fewer is taken for less than it seems
 ENOUGH = 5  # fewer workers than this share nothing: where three agree, two have something in common
 COLUMNS = 1000  # witnesses that are known at most: those of two rounds that have none in common
@@ -74,9 +72,11 @@ class PairCounts:
         rows = _positions(self.index, evidence.workers)
         columns = _positions(self.columns, witnesses)
         shape = (self.groups, len(rows), len(columns))
-        for counts, new in zip(self.counts, (evidence.differ, evidence.common), strict=True):
+        seen = (evidence.differ, evidence.common)
+        for counts, new in zip(self.counts, seen, strict=True):
             known = _part(counts, rows, columns)
-            known.mul_(self.forgetting).add_(new.view(shape))
+            known.mul_(self.forgetting)
+            known.add_(new.view(shape))
             counts[:, rows[:, None], columns] = known
         self._drop(self._too_many(witnesses))
 
@@ -84,14 +84,18 @@ class PairCounts:
         """Add zero counts for new workers, and for new witnesses what is known of them as workers."""
         for worker in workers:
             self.index.setdefault(worker, len(self.index))
+        before = list(self.columns)
         new = [witness for witness in witnesses if witness not in self.columns]
-        before = self.columns
-        self.columns = before | {witness: len(before) + k for k, witness in enumerate(new)}
+        for witness in new:
+            self.columns[witness] = len(self.columns)
         rows, columns = self.counts.shape[-2:]
-        self.counts = pad(self.counts, (0, len(new), 0, len(self.index) - rows))
-        theirs = _positions(self.index, new)[:, None]
-        known = self.counts[:, :, theirs, _positions(self.columns, list(before))]
-        self.counts[:, :, _positions(self.index, list(before)), columns:] = known.transpose(-1, -2)
+        new_rows = len(self.index) - rows
+        self.counts = pad(self.counts, (0, len(new), 0, new_rows))
+        rows_of_new = _positions(self.index, new)
+        rows_of_old = _positions(self.index, before)
+        columns_of_old = _positions(self.columns, before)
+        known = self.counts[:, :, rows_of_new[:, None], columns_of_old]
+        self.counts[:, :, rows_of_old, columns:] = known.transpose(-1, -2)
 
     def _too_many(self, witnesses: Sequence[int]) -> list[int]:
         """The first witnesses that are none of these, if there are clearly too many."""
@@ -100,7 +104,8 @@ class PairCounts:
         if too_many <= limit // SLACK:
             return []
         now = set(witnesses)
-        return list(islice((each for each in self.columns if each not in now), too_many))
+        others = [each for each in self.columns if each not in now]
+        return others[:too_many]
 
     def _drop(self, witnesses: Iterable[int]) -> None:
         """Drop these columns."""
@@ -116,31 +121,36 @@ class PairCounts:
 
         Counts of pairs that never met are 0. Without witnesses all of the workers are.
         """
+        if witnesses is None:
+            witnesses = workers
         rows = _positions(self.index, workers)
-        columns = _positions(self.columns, workers if witnesses is None else witnesses)
-        return torch.stack([_part(counts, rows, columns) for counts in self.counts])
+        columns = _positions(self.columns, witnesses)
+        parts = [_part(counts, rows, columns) for counts in self.counts]
+        return torch.stack(parts)
 
     def forget(self, *workers: int) -> None:
         """Drop everything about these workers."""
         gone = set(workers)
         left = [worker for worker in self.index if worker not in gone]
-        self.counts = self.counts[:, :, _positions(self.index, left)]
+        rows = _positions(self.index, left)
+        self.counts = self.counts[:, :, rows]
         self.index = numbered(left)
         self._drop(gone & self.columns.keys())
 
     def state_dict(self) -> State:
         """Everything needed to resume."""
         state: State = {"workers": self.workers, "counts": self.counts.clone()}
-        if list(self.columns) != self.workers:
-            state["witnesses"] = list(self.columns)
+        witnesses = list(self.columns)
+        if witnesses != self.workers:
+            state["witnesses"] = witnesses
         return state
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state. In one without witnesses all workers are."""
         index = numbered_once(state["workers"])
-        witnesses = state["witnesses"] if "witnesses" in state else state["workers"]
-        columns = numbered_once(witnesses)
-        counts = state["counts"].double().view(2, self.groups, len(index), len(columns))
+        columns = numbered_once(state["witnesses"]) if "witnesses" in state else dict(index)
+        shape = (2, self.groups, len(index), len(columns))
+        counts = state["counts"].double().view(shape)
         differ, common = counts
         check_counts(differ, common)
         self.index = index
@@ -150,14 +160,18 @@ class PairCounts:
 
 def _positions(index: dict[int, int], ids: Sequence[int]) -> Tensor:
     """The position of each id; one beyond the last for those that are not in the index."""
-    return torch.tensor([index.get(each, len(index)) for each in ids], dtype=torch.int64)
+    beyond = len(index)
+    positions = [index.get(each, beyond) for each in ids]
+    return torch.tensor(positions, dtype=torch.int64)
 
 
 def _part(counts: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Some rows and columns of the last two dimensions, as a copy; zeros beyond the last."""
     known = counts
-    if len(rows) and len(columns) and (rows.max() >= counts.shape[-2] or columns.max() >= counts.shape[-1]):
-        known = pad(counts, (0, 1, 0, 1))
+    last_row, last_column = counts.shape[-2:]
+    if len(rows) and len(columns):
+        is_beyond = rows.max() >= last_row or columns.max() >= last_column
+        known = pad(counts, (0, 1, 0, 1)) if is_beyond else counts
     return known[:, rows[:, None], columns]
 
 
@@ -169,7 +183,8 @@ def agreement(differ: Tensor, common: Tensor, at: Tensor | None = None) -> Tenso
 
     It is 0 for a worker with itself.
     """
-    c = (common - 2 * differ) / (common + DOUBT)
+    agreed_less_differed = common - 2 * differ
+    c = agreed_less_differed / (common + DOUBT)
     c[..., _itself(c, at)] = 0
     return c
 
@@ -181,7 +196,8 @@ def _rows(c: Tensor, at: Tensor | None) -> Tensor:
 
 def _itself(c: Tensor, at: Tensor | None) -> Tensor:
     """Where a worker meets itself, (workers, witnesses)."""
-    return torch.arange(c.shape[-2])[:, None] == _rows(c, at)
+    workers = torch.arange(c.shape[-2])
+    return workers[:, None] == _rows(c, at)
 
 
 def usual(c: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -197,16 +213,19 @@ def usual(c: Tensor, at: Tensor | None = None) -> tuple[Tensor, Tensor]:
     workers, witnesses = c.shape
     rows = _rows(c, at)
     itself = _itself(c, at)
-    high = _largest(c.masked_fill(itself, -torch.inf), (witnesses + 1) // 2)
-    each = high.clone()
-    each[rows] = _largest(c[rows].masked_fill(itself[rows], -torch.inf), witnesses // 2)
-    most = _largest(each[None], (workers + 1) // 2)[0]
-    return each, most
+    others = c.masked_fill(itself, -torch.inf)
+    half = witnesses // 2
+    half_and_one = (witnesses + 1) // 2
+    each = _largest(others, half_and_one)
+    each[rows] = _largest(others[rows], half)  # a witness is none of its own
+    most = _largest(each[None], (workers + 1) // 2)
+    return each, most[0]
 
 
 def _largest(c: Tensor, k: int) -> Tensor:
     """The k-th largest number of each row."""
-    return c.kthvalue(c.shape[1] - k + 1, 1).values
+    from_below = c.shape[1] - k + 1
+    return c.kthvalue(from_below, 1).values
 
 
 def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
@@ -229,14 +248,15 @@ def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
         return torch.ones(workers, dtype=c.dtype)
     itself = _itself(c, at)
     _, most = usual(c, at)
-    strong = (sizes[:, None] * sizes[_rows(c, at)] - 4).clamp_min(
-        0
-    )  # twice the usual strength explains nothing
-    explained = most.clamp_min(0) + CHANCE + BY_SIZE * strong
+    product = sizes[:, None] * sizes[_rows(c, at)]
+    strong = (product - 4).clamp_min(0)  # twice the usual strength explains nothing
+    usually = most.clamp_min(0)
+    explained = usually + CHANCE + BY_SIZE * strong
     explained = explained.clamp_max(EXPLAINABLE)
     excess = (c - explained).clamp_min(0)
     excess[itself] = 0
-    others = witnesses - itself.sum(1).double()
+    is_witness = itself.sum(1).double()
+    others = witnesses - is_witness
     each_stands_for = (workers - 1) / others
     divided_by = 1 + STEEP * excess.sum(1) * each_stands_for
     return torch.where(divided_by < SHARED, 1.0, divided_by)
@@ -251,9 +271,11 @@ def hostile(c: Tensor, at: Tensor | None = None) -> Tensor:
     Of many workers the witnesses among those who agree are known, and stand for them.
     """
     rows = _rows(c, at)
-    friends = ((c > CLEAR) | _itself(c, at)).sum(0)
+    agrees = c > CLEAR
+    friends = (agrees | _itself(c, at)).sum(0)
     agree = 2 * friends > len(c)
-    contradicted = ((c < -CLEAR) & agree).sum(1)
+    contradicts = c < -CLEAR
+    contradicted = (contradicts & agree).sum(1)
     is_hostile = 5 * contradicted > 4 * agree.sum()
     is_hostile[rows[agree]] = False
     return is_hostile

@@ -13,7 +13,12 @@ def clipped(gradient: Tensor, norm: float) -> Tensor:
 
     The squares are summed in float64: neither threads nor rows may change a bit of the result.
     """
-    norms: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True, dtype=torch.float64)
+    norms: Tensor = torch.linalg.vector_norm(
+        gradient,
+        dim=-1,
+        keepdim=True,
+        dtype=torch.float64,
+    )
     factor = (norm / norms).clamp_max(1)
     return gradient * factor.to(gradient.dtype)
 

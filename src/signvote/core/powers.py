@@ -47,17 +47,20 @@ def powers_of(weights: Tensor, mantissa: Tensor, exponent: Tensor) -> Powers:
     below = (top - exponent).clamp_max(FAR)
     fine = weights * mantissa * 2**ROOM
     power = fine.div(1 << below, rounding_mode="trunc")
-    halvings = _halvings(power.abs().sum(0))
+    largest_tally = power.abs().sum(0)
+    halvings = _halvings(largest_tally)
     power = power.div(1 << halvings, rounding_mode="trunc")
-    total = weights.abs().sum(0).clamp_min(1).double()
-    unit = torch.exp2((top - ROOM + halvings).double()) / total
+    total = weights.abs().sum(0).clamp_min(1)
+    digits = top - ROOM + halvings
+    unit = torch.exp2(digits.double()) / total.double()
     return Powers(power.int(), unit.float(), top)
 
 
 def _halvings(totals: Tensor) -> Tensor:
     """How often integers must be halved until sums of these sizes fit a tally."""
     _, bits = torch.frexp(totals.double())
-    return (bits.long() - TALLY.bit_length()).clamp_min(0)
+    too_many = bits.long() - TALLY.bit_length()
+    return too_many.clamp_min(0)
 
 
 def agreed(claimed: Tensor, weights: Tensor) -> Tensor:
@@ -74,8 +77,11 @@ def agreed(claimed: Tensor, weights: Tensor) -> Tensor:
 
     """
     ordered = claimed.sort(0)
-    by_tensor = weights.long() if weights.dim() == 2 else weights.long()[:, None].expand_as(claimed)
-    below = by_tensor.gather(0, ordered.indices).cumsum(0)
+    by_tensor = weights.long()
+    if weights.dim() == 1:
+        by_tensor = by_tensor[:, None].expand_as(claimed)
+    in_order = by_tensor.gather(0, ordered.indices)
+    below = in_order.cumsum(0)
     is_half = 2 * below >= by_tensor.sum(0)
     middle = is_half.int().argmax(0, keepdim=True)
     return ordered.values.gather(0, middle)[0]
@@ -101,14 +107,16 @@ def tallied(votes: Votes, powers: Powers, layout: Layout) -> tuple[Tensor, Tenso
     kernels = backend(device)
     majority = empty_decision(votes.n, None, device)
     mean = torch.zeros(votes.n, device=device)
-    counts = torch.zeros(2, len(votes.workers), len(layout.segments), dtype=torch.int64, device=device)
+    shape = (2, len(votes.workers), len(layout.segments))
+    counts = torch.zeros(shape, dtype=torch.int64, device=device)
     weights = upload(powers.weights, device)
     unit = upload(powers.unit, device)
     for g, begin, end in tensors_of(votes, layout):
         column = weights[:, g].contiguous()
         seen = kernels.vote_(majority, votes.planes, column, None, (begin, end))
         counts[:, :, g] = torch.stack(seen)
-        mean[begin:end] = _tally(votes, column, begin, end).float() * unit[g]
+        tally = _tally(votes, column, begin, end)
+        mean[begin:end] = tally.float() * unit[g]
     return mean, counts
 
 
@@ -116,6 +124,7 @@ def _tally(votes: Votes, column: Tensor, begin: int, end: int) -> Tensor:
     """The sum of the weighted votes on coordinates begin to end."""
     low = begin // WORD
     start = low * WORD
-    planes = votes.planes.map(lambda plane: plane[:, low : words_for(end)].contiguous())
+    words = slice(low, words_for(end))
+    planes = votes.planes.map(lambda plane: plane[:, words].contiguous())
     tally = backend(votes.device).tally(planes, column, end - start)
     return tally[begin - start :]

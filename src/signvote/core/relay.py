@@ -21,8 +21,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import Ballot, Kind
+from signvote.core.ballot import Ballot
 from signvote.core.chunks import in_chunks, judgments
+from signvote.core.header import Kind
 from signvote.core.joining import Messages, added, check_splits, contents, joined, split, together
 from signvote.core.messages import Declared, Partial, Roll, Shown, Verdict, Weights
 from signvote.core.report import RoundReport

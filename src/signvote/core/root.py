@@ -42,8 +42,10 @@ class Root:
         return self.weights
 
     def _weigh(self, voters: Voters) -> Weights:
-        is_known = self.server.rule.is_local or not voters.workers
-        return Weights(workers=voters.workers, weights=None if is_known else self.server.rule.weigh(voters))
+        rule = self.server.rule
+        is_known = rule.is_local or not voters.workers
+        weights = None if is_known else rule.weigh(voters)
+        return Weights(workers=voters.workers, weights=weights)
 
     @property
     def weights(self) -> list[bytes]:
@@ -69,7 +71,8 @@ class Root:
     def _goes_on_with(self, counted: tuple[int, ...]) -> bool:
         """Leave out the other voters. Whether the weights of these are the same without them."""
         before = self._weights
-        rows = [row for row, worker in enumerate(before.workers) if worker in set(counted)]
+        left = set(counted)
+        rows = [row for row, worker in enumerate(before.workers) if worker in left]
         self._voters = self._roll.voters(counted)
         self._weights = self._weigh(self._voters)
         if before.weights is None or self._weights.weights is None:
@@ -85,7 +88,8 @@ class Root:
         )
         voters = self._voters
         sizes = dict(zip(voters.workers, voters.batch_sizes, strict=True))
-        self.server.finish(report, self._evidence(evidence) if self._is_decided else None, sizes)
+        seen = self._evidence(evidence) if self._is_decided else None
+        self.server.finish(report, seen, sizes)
 
     def _evidence(self, messages: Messages) -> Evidence:
         """The evidence about all voters: nothing about those below a relay that was lost."""

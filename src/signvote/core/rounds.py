@@ -16,8 +16,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import REASONS, Ballot, Message
+from signvote.core.ballot import Ballot, Message
 from signvote.core.bits import Bytes
+from signvote.core.header import REASONS
 from signvote.core.report import Refusal
 from signvote.core.rule import Rule
 from signvote.core.tally import Tally

@@ -235,7 +235,12 @@ class Robust(WeightedRule):
         at = rows_of(sampled.workers, witnesses)
         counts = [pair_counts(votes, at) for votes in (sampled, contested(sampled))]
         differ, common = zip(*counts, strict=True)
-        return replace(evidence, differ=torch.stack(differ), common=torch.stack(common), witnesses=witnesses)
+        return replace(
+            evidence,
+            differ=torch.stack(differ),
+            common=torch.stack(common),
+            witnesses=witnesses,
+        )
 
 
 RULES: dict[str, type[Rule]] = {
@@ -248,7 +253,11 @@ RULES: dict[str, type[Rule]] = {
         Mean,
     )
 }
-FORMER = {"pooled": "weighted", "known-batch": "weighted", "agreement": "robust"}  # names before 0.2
+FORMER = {
+    "pooled": "weighted",
+    "known-batch": "weighted",
+    "agreement": "robust",
+}  # names before 0.2
 
 
 def current(name: str) -> str:

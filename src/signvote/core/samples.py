@@ -33,7 +33,11 @@ class SampleCount:
         self._hook = module.register_forward_hook(self._count, with_kwargs=True)
 
     def _count(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: object,
     ) -> None:
         if module.training and torch.is_grad_enabled():
             self.total += first_dimension((args, kwargs)) or 0

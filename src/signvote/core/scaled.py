@@ -97,16 +97,19 @@ class ScaledVotes(Rule):
     def vote(self, out: Planes, votes: Votes, coin: Coin | None) -> Evidence:
         """See Rule. The evidence has the sums of |q|, too."""
         votes = _present(votes)
-        counts = torch.zeros(2, len(votes.workers), len(self.layout.segments), dtype=torch.int64)
-        sums = torch.zeros(len(self.layout.segments), dtype=torch.int64)
+        tensors = len(self.layout.segments)
+        counts = torch.zeros(2, len(votes.workers), tensors, dtype=torch.int64)
+        sums = torch.zeros(tensors, dtype=torch.int64)
         if votes.workers:
             powers = self._powers(votes)
             self._exponents = powers.top - FINER
             mean, seen = tallied(votes, powers, self.layout)
             counts = seen.cpu()
-            q = self.residual.of(votes.first, votes.n, votes.device) + mean
+            residual = self.residual.of(votes.first, votes.n, votes.device)
+            q = residual + mean
             for g, begin, end in tensors_of(votes, self.layout):
-                sums[g] = _sum(q[begin:end], int(self._exponents[g]))
+                exponent = int(self._exponents[g])
+                sums[g] = _sum(q[begin:end], exponent)
             planes, _ = backend(votes.device).sign_planes(q, coin)
             out.signs.copy_(planes.signs)  # with a coin every coordinate is decided
             self._open[votes.first] = Decided(q, planes)
@@ -124,7 +127,8 @@ class ScaledVotes(Rule):
         if voters.claims is None:
             raise ConfigError("scaled votes need ballots with scales; see Encoding(scales=True)")
         claimed = voters.claims.cpu()
-        weights = self.rule.weigh(voters).long().expand(-1, len(self.layout.segments))
+        of_workers = self.rule.weigh(voters).long()
+        weights = of_workers.expand(-1, len(self.layout.segments))
         self.limits = loudest_of(claimed, weights)
         return capped(claimed, weights, self.limits)
 
@@ -137,13 +141,18 @@ class ScaledVotes(Rule):
         if not evidence.workers:
             return
         assert evidence.magnitudes is not None
-        sums = evidence.magnitudes.double() * torch.exp2(self._exponents.double())
-        self.decided = coded(sums / lengths(self.layout))
+        units = torch.exp2(self._exponents.double())
+        sums = evidence.magnitudes.double() * units
+        means = sums / lengths(self.layout)
+        self.decided = coded(means)
         for first, (q, planes) in parts.items():
             n = len(q)
-            scale = spread(values(self.decided).to(q.device), self.layout, first, n)
-            left = unsent(q, unpack_signs(planes, n), scale)
-            self.residual.of(first, n, q.device).copy_(left)
+            by_tensor = values(self.decided).to(q.device)
+            scale = spread(by_tensor, self.layout, first, n)
+            signs = unpack_signs(planes, n)
+            left = unsent(q, signs, scale)
+            residual = self.residual.of(first, n, q.device)
+            residual.copy_(left)
         self.rule.learn(evidence)
 
     def forget(self, *workers: int) -> None:
@@ -166,9 +175,12 @@ class ScaledVotes(Rule):
     def load_state_dict(self, state: State, *parts: State) -> None:
         """See Rule. Each coordinate comes from the state whose ranges hold it."""
         self._check(state)
-        self.rule.load_state_dict(state["weights"], *(part["weights"] for part in parts))
+        of_parts = [part["weights"] for part in parts]
+        self.rule.load_state_dict(state["weights"], *of_parts)
         self.residual.load(self.layout.size, state, *parts)
-        self.decided = state["decided"].to(torch.int8).view(len(self.layout.segments)).clone()
+        tensors = len(self.layout.segments)
+        decided = state["decided"].to(torch.int8).view(tensors)
+        self.decided = decided.clone()
         self._open = {}
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from threading import Lock
 
 from torch import Tensor
 
-from signvote.core.ballot import Ballot, Kind, Message, parse, understood
+from signvote.core.ballot import Ballot, Message, parse
 from signvote.core.bits import SERVER, Zeros, check_number, check_zeros, coin_for
 from signvote.core.chunks import evidence_of, vote
+from signvote.core.header import Kind, understood
 from signvote.core.layout import Layout
+from signvote.core.learner import Learner
 from signvote.core.likeness import signs_of_ballots, signs_of_votes
-from signvote.core.recent import Recent
 from signvote.core.report import Arriving, Refusal, Refusals, RoundReport
 from signvote.core.rounds import Memory, Round, Store, Stream
 from signvote.core.rule import Rule
@@ -75,7 +75,8 @@ class Server:
     ) -> None:
         check_zeros(zeros)
         check_number("run", run)
-        for name, value in (("min_voters", min_voters), ("remember", remember)):
+        limits = {"min_voters": min_voters, "remember": remember}
+        for name, value in limits.items():
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
         if isinstance(rule, Rule) and (options or rule.layout != layout):
@@ -84,22 +85,17 @@ class Server:
         self.run = run
         self.zeros = zeros
         self.rule = rule if isinstance(rule, Rule) else make_rule(rule, layout, **options)
-        self.min_voters = min_voters
         if self.rule.has_claims and zeros != "coin":
             raise ConfigError(f"zeros is {zeros!r}; the rule {self.rule.name!r} needs 'coin'")
         self.kinds = list(understood(corrects=self.rule.corrects, scales=self.rule.scales))
         if kinds is not None:
             self.kinds = [kind for kind in self.kinds if kind in kinds]
-        self.remember = remember or self.rule.remembers
-        self._recent = Recent(self.remember)  # the workers with trust
         self.last_round: int | None = None
-        self._report = RoundReport(round=0)
-        self.watch = Watch(self.remember)
         self.refusals = Refusals()
+        self._learner = Learner(self.rule, min_voters, remember or self.rule.remembers)
         self._store = store or Memory()
         self._round: Round | None = None  # the last one opened
         self._expected = Voters(workers=())  # the voters of the last round
-        self._arriving: Arriving | None = None
         self._lock = Lock()
         self._ones: Tensor | None = None  # see `_everywhere`
 
@@ -132,10 +128,22 @@ class Server:
         return Stream(self.rule, self._tally(round), self._expected)
 
     def _tally(self, round: int) -> Tally:
-        return Tally(self.layout, run=self.run, round=round, groups=len(self.rule.groups))
+        return Tally(
+            self.layout,
+            run=self.run,
+            round=round,
+            groups=len(self.rule.groups),
+        )
 
     def _read(self, round: int, message: Message, worker: int) -> Ballot:
-        return parse(message, layout=self.layout, run=self.run, round=round, worker=worker, kinds=self.kinds)
+        return parse(
+            message,
+            layout=self.layout,
+            run=self.run,
+            round=round,
+            worker=worker,
+            kinds=self.kinds,
+        )
 
     def _count_late(self, refusal: Refusal) -> None:
         with self._lock:
@@ -170,12 +178,13 @@ class Server:
             decision, arrive = self._voted(round.number, ballots)
         report = RoundReport(round=round.number, abstained=round.abstained, refused=tuple(round.refused))
         sizes = dict(zip(voters.workers, voters.batch_sizes, strict=True))
-        signs = partial(signs_of_ballots, ballots, self.layout.size) if self._shows_signs else None
+        signs = partial(signs_of_ballots, ballots, self.layout.size) if self._learner.wants_signs else None
         self._close(Arriving(report, arrive, sizes, signs))
         self._expected = Voters(workers=voters.workers, batch_sizes=voters.batch_sizes)
         if self.rule.scales:
             self.settle()  # the scales of the decision follow from the evidence
-        return self.message(round.number, decision, voters, any(each.kind is Kind.SPARSE for each in ballots))
+        has_sparse_votes = any(each.kind is Kind.SPARSE for each in ballots)
+        return self.message(round.number, decision, voters, has_sparse_votes)
 
     def _voted(self, round: int, ballots: list[Ballot]) -> tuple[Planes, Callable[[], Evidence]]:
         """The decision and the evidence, from all ballots at once."""
@@ -187,18 +196,27 @@ class Server:
         return decision, lambda: evidence
 
     def _tallied(
-        self, stream: Stream, round: int, ballots: list[Ballot], voters: Voters
+        self,
+        stream: Stream,
+        round: int,
+        ballots: list[Ballot],
+        voters: Voters,
     ) -> tuple[Planes, Callable[[], Evidence]]:
         """The decision from their tally; the evidence is computed when it is asked for."""
         decision, judged = self.conclude(
-            round, voters, lambda: stream.total(ballots, self.rule.weigh(voters))
+            round,
+            voters,
+            lambda: stream.total(ballots, self.rule.weigh(voters)),
         )
         if judged is None:
             return decision, lambda: NOTHING
         return decision, partial(evidence_of, self.rule, judged, ballots)
 
     def conclude(
-        self, round: int, voters: Voters, total: Callable[[], Tally]
+        self,
+        round: int,
+        voters: Voters,
+        total: Callable[[], Tally],
     ) -> tuple[Planes, Planes | None]:
         """Decide a round from the tally of all ballots.
 
@@ -250,12 +268,14 @@ class Server:
         evidence = self.rule.vote(decision, quorate, coin)
         sizes = dict(zip(votes.workers, votes.batch_sizes, strict=True))
         report = RoundReport(round=round, abstained=dict(abstained or {}))
-        signs = signs_of_votes(quorate) if self._shows_signs else None
+        signs = signs_of_votes(quorate) if self._learner.wants_signs else None
         self._close(Arriving(report, evidence.sent(), sizes, signs))
         if quorate.present is None:
             return decision
         support = self._everywhere(votes) if decision.support is None else decision.support
-        return Planes(decision.signs, support * quorate.present.any())
+        is_alone = len(votes.workers) == 1
+        is_decided = quorate.present if is_alone else quorate.present.any()
+        return Planes(decision.signs, support * is_decided)
 
     def _everywhere(self, votes: Votes) -> Tensor:
         """A plane of ones where these votes are; it is the same in every round."""
@@ -290,43 +310,33 @@ class Server:
 
     def settle(self) -> None:
         """Learn from the evidence of the last round, if that is not done yet."""
-        if self._arriving is None:
-            return
-        arriving, report = self._arriving, self._arriving.report
-        evidence = arriving.arrive()
-        self._arriving = None
-        notices = self._notices(arriving, evidence)  # before the rule forgets this round's weights
-        self._store.clear()
-        self.rule.learn(evidence)
-        gone = self._recent.see(evidence.workers) if self.rule.trust is not None else []
-        if gone:
-            self.forget(*gone)
-        shares = (evidence.mismatches.sum(1) / evidence.cast.sum(1).clamp_min(1)).tolist()
-        overruled = dict(zip(evidence.workers, shares, strict=True))
-        self._report = replace(
-            report,
-            voters=evidence.workers,
-            abstained={w: why for w, why in report.abstained.items() if w not in evidence.workers},
-            disagreement=overruled,
-            is_decided=len(evidence.workers) >= self.min_voters,
-            notices=tuple(notices),
-        )
-
-    def _notices(self, arriving: Arriving, evidence: Evidence) -> list[str]:
-        """What there is to notice about the workers of a round."""
-        round, workers = arriving.report.round, evidence.workers
-        if len(workers) < self.min_voters:
-            return self.watch.observe_undecided(round, self.min_voters)
-        declared = tuple(arriving.batch_sizes.get(worker, 0) for worker in workers)
-        voters = Voters(workers=workers, batch_sizes=declared)
-        signs = None if arriving.signs is None else arriving.signs()
-        return self.watch.observe(round, voters, evidence, self.rule.shares(workers), signs)
+        if self._learner.settle():
+            self._store.clear()
 
     @property
     def report(self) -> RoundReport:
         """What happened in the last round."""
         self.settle()
-        return self._report
+        return self._learner.report
+
+    @property
+    def watch(self) -> Watch:
+        """What was noticed since the start."""
+        return self._learner.watch
+
+    @property
+    def min_voters(self) -> int:
+        """A round with fewer voters decides nothing."""
+        return self._learner.min_voters
+
+    @min_voters.setter
+    def min_voters(self, least: int) -> None:
+        self._learner.min_voters = least
+
+    @property
+    def remember(self) -> int:
+        """About how many workers trust is kept."""
+        return self._learner.remember
 
     def begin(self, round: int) -> None:
         """Check the number of a round, and end the one before."""
@@ -339,22 +349,16 @@ class Server:
             self._round = None
             self._store.clear()
 
-    @property
-    def _shows_signs(self) -> bool:
-        return self.watch.wants_signs and not self.rule.has_claims
-
     def _close(self, arriving: Arriving) -> None:
         self.last_round = arriving.report.round
         with self._lock:
             self.refusals.count(arriving.report.refused)
-        self._arriving = arriving
+        self._learner.close(arriving)
 
     def forget(self, *workers: int) -> None:
         """Drop all trust in workers that left for good."""
         self.settle()
-        self.rule.forget(*workers)
-        self.watch.forget(*workers)
-        self._recent.forget(*workers)
+        self._learner.forget(*workers)
 
     def state_dict(self) -> State:
         """Everything needed to resume: tensors, numbers, strings and lists; never objects."""
@@ -366,9 +370,7 @@ class Server:
             "zeros": self.zeros,
             "last_round": self.last_round,
             "refusals": [[worker, reason, n] for (worker, reason), n in self.refusals.items()],
-            "seen": list(self._recent.workers),
-            "watch": self.watch.state_dict(),
-            "rule": self.rule.state_dict(),
+            **self._learner.state_dict(),
         }
 
     def load_state_dict(self, state: State, *parts: State) -> None:
@@ -381,17 +383,10 @@ class Server:
         try:
             refusals = Refusals({(worker, reason): n for worker, reason, n in state["refusals"]})
             last_round = state["last_round"]
-            watch = Watch(self.remember)
-            if "watch" in state:  # earlier versions kept none
-                watch.load_state_dict(state["watch"])
-            self.rule.load_state_dict(*(each["rule"] for each in states))
+            self._learner.load_state_dict(*states)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
             if isinstance(error, StateError):
                 raise
             raise StateError(f"not a state that a server wrote: {error!r}") from error
-        self._arriving = None
         self.last_round = last_round
         self.refusals = refusals
-        self.watch = watch
-        known = [] if self.rule.trust is None else self.rule.trust.workers
-        self._recent = Recent(self.remember, state.get("seen", known))

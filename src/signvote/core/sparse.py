@@ -83,19 +83,22 @@ def _encoded(support: Bytes, n: int, count: int) -> bytes:
     k = rice_parameter(n, count)
     if k == 0:
         return support.tobytes().rstrip(b"\0")  # a gap in unary is as many zeros, and a one
-    unary = np.zeros(bytes_for(most_unary_bits(n, count)), np.uint8)
+    unary_bytes = bytes_for(most_unary_bits(n, count))
+    unary = np.zeros(unary_bytes, np.uint8)
     remainders = np.zeros(remainder_bytes(n, count), np.uint8)
     done = 0
     last_index = -1
     last_end = -1
     for indices in _ones(support):
         gaps = np.diff(indices, prepend=last_index) - 1
-        ends = np.cumsum((gaps >> k) + 1) + last_end
+        quotients = gaps >> k
+        ends = np.cumsum(quotients + 1) + last_end
         places = np.arange(done, done + indices.size)
+        first_bits = places * k
         _set_(unary, ends)
         for bit in range(k):
             is_set = (gaps >> bit) & 1 == 1
-            _set_(remainders, places[is_set] * k + bit)
+            _set_(remainders, first_bits[is_set] + bit)
         done += indices.size
         last_index = int(indices[-1])
         last_end = int(ends[-1])
@@ -148,7 +151,8 @@ def _decoded(code: Bytes, n: int, count: int) -> Iterator[Indices]:
     last_end = -1
     for ends in _ones(unary):
         quotients = np.diff(ends, prepend=last_end) - 1
-        gaps = (quotients << k) + _numbers(remainders, k, done, ends.size)
+        rests = _numbers(remainders, k, done, ends.size)
+        gaps = (quotients << k) + rests
         indices: Indices = np.cumsum(gaps + 1) + last_index
         done += ends.size
         last_index = int(indices[-1])
@@ -167,10 +171,11 @@ def _check_unary(unary: Bytes, count: int) -> None:
 
 def _numbers(packed: Bytes, k: int, first: int, size: int) -> Indices:
     """Numbers of k bits each, from number `first` on."""
-    bits = _unpacked(packed, first * k, size * k).reshape(size, k)
+    bits = _unpacked(packed, first * k, size * k)
+    columns = bits.reshape(size, k).T
     numbers: Indices = np.zeros(size, np.int64)
-    for bit in range(k):
-        numbers |= bits[:, bit].astype(np.int64) << bit
+    for bit, column in enumerate(columns):
+        numbers |= column.astype(np.int64) << bit
     return numbers
 
 
@@ -180,9 +185,9 @@ def _gathered(signs: Bytes, support: Bytes) -> bytes:
     left = np.empty(0, np.uint8)  # fewer than 8 bits, which do not fill a byte yet
     for first in range(0, support.size, BLOCK_BYTES):
         block = slice(first, first + BLOCK_BYTES)
-        voted = np.unpackbits(support[block], bitorder="little").view(bool)
-        bits = np.unpackbits(signs[block], bitorder="little")[voted]
-        known = np.concatenate([left, bits])
+        voted = _bits(support[block]).view(bool)
+        bits = _bits(signs[block])
+        known = np.concatenate([left, bits[voted]])
         whole = known.size // 8 * 8
         pieces.append(_packed(known[:whole]))
         left = known[whole:]
@@ -196,7 +201,7 @@ def _spread(packed: Bytes, support: Bytes) -> Bytes:
     done = 0
     for first in range(0, support.size, BLOCK_BYTES):
         block = slice(first, first + BLOCK_BYTES)
-        voted = np.unpackbits(support[block], bitorder="little").view(bool)
+        voted = _bits(support[block]).view(bool)
         votes = int(np.count_nonzero(voted))
         bits = np.zeros(voted.size, np.uint8)
         bits[voted] = _unpacked(packed, done, votes)
@@ -206,7 +211,10 @@ def _spread(packed: Bytes, support: Bytes) -> Bytes:
 
 
 def check_padding(
-    packed: Bytes, n: int, reason: str = "padding", message: str = "padding bits are not zero"
+    packed: Bytes,
+    n: int,
+    reason: str = "padding",
+    message: str = "padding bits are not zero",
 ) -> None:
     """Refuse packed bits of which one beyond the first n is set."""
     used = n % 8  # bits of the last byte; 0: all
@@ -218,8 +226,7 @@ def _ones(packed: Bytes) -> Iterator[Indices]:
     """Where the ones are, in order: an array for each block that has any."""
     for first in range(0, packed.size, BLOCK_BYTES):
         block = packed[first : first + BLOCK_BYTES]
-        bits = np.unpackbits(block, bitorder="little")
-        places: Indices = np.flatnonzero(bits)
+        places: Indices = np.flatnonzero(_bits(block))
         if places.size:
             yield places + 8 * first
 
@@ -228,8 +235,13 @@ def _unpacked(packed: Bytes, first: int, size: int) -> Bytes:
     """`size` bits from bit `first` on, a byte each."""
     start, skipped = divmod(first, 8)
     stop = bytes_for(first + size)
-    bits = np.unpackbits(packed[start:stop], bitorder="little")
+    bits = _bits(packed[start:stop])
     return bits[skipped : skipped + size]
+
+
+def _bits(packed: Bytes) -> Bytes:
+    """A byte for each bit."""
+    return np.unpackbits(packed, bitorder="little")
 
 
 def _packed(bits: Bytes) -> bytes:
@@ -242,8 +254,10 @@ def _set_(packed: Bytes, places: Indices) -> None:
         return
     values = np.left_shift(1, places & 7).astype(np.uint8)
     where = places >> 3
-    starts = np.flatnonzero(np.diff(where, prepend=-1))
-    packed[where[starts]] |= np.bitwise_or.reduceat(values, starts)
+    is_new = np.diff(where, prepend=-1)
+    starts = np.flatnonzero(is_new)
+    touched = where[starts]
+    packed[touched] |= np.bitwise_or.reduceat(values, starts)
 
 
 def body_bytes(support: Tensor, n: int) -> Tensor:
@@ -255,18 +269,28 @@ def body_bytes(support: Tensor, n: int) -> Tensor:
     count = voted.sum(-1)
     spacing = n // count.clamp_min(1)
     k = torch.log2(spacing.double()).floor().long()
-    places = torch.arange(n, device=support.device)
-    last = torch.where(voted, places, -1).cummax(-1).values
-    before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
-    gaps = places - before - 1
+    gaps = _gaps(voted)
     quotients = torch.where(voted, gaps >> k[:, None], 0)
     unary_bits = quotients.sum(-1) + count
-    most_bits = torch.where(count > 0, ((n - count) >> k) + count, 0)
-    others = _whole_bytes(count * k) + _whole_bytes(count)
+    most_quotients = (n - count) >> k
+    most_bits = torch.where(count > 0, most_quotients + count, 0)
+    remainders = _whole_bytes(count * k)
+    signs = _whole_bytes(count)
+    others = remainders + signs
     planes = torch.where(count == n, 1, 2)
     other_form = planes * bytes_for(n)
-    is_worth_it = _whole_bytes(most_bits) + others <= other_form
-    return torch.where(is_worth_it, _whole_bytes(unary_bits) + others, other_form)
+    longest = _whole_bytes(most_bits) + others
+    sparse = _whole_bytes(unary_bits) + others
+    return torch.where(longest <= other_form, sparse, other_form)
+
+
+def _gaps(voted: Tensor) -> Tensor:
+    """For each coordinate those between it and the last vote before, in each row."""
+    places = torch.arange(voted.shape[-1], device=voted.device)
+    marked = torch.where(voted, places, -1)
+    last = marked.cummax(-1).values
+    before = torch.nn.functional.pad(last[:, :-1], (1, 0), value=-1)
+    return places - before - 1
 
 
 def _whole_bytes(bits: Tensor) -> Tensor:

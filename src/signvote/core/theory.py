@@ -81,8 +81,12 @@ def observed_crossover(crossover: Floats, weights: Sequence[int], worker: int) -
     w = weights[worker]
     when_right = tallies + w  # the tally of all, if this worker sends +1
     when_wrong = tallies - w
-    overruled = (1 - p) * chances[when_right < 0].sum() + p * chances[when_wrong > 0].sum()
-    tied = (1 - p) * chances[when_right == 0].sum() + p * chances[when_wrong == 0].sum()
+    overruled_right = (1 - p) * chances[when_right < 0].sum()
+    overruled_wrong = p * chances[when_wrong > 0].sum()
+    overruled = overruled_right + overruled_wrong
+    tied_right = (1 - p) * chances[when_right == 0].sum()
+    tied_wrong = p * chances[when_wrong == 0].sum()
+    tied = tied_right + tied_wrong
     if tied >= 1:
         return p  # never decided, never counted
     return float(overruled / (1 - tied))

@@ -89,8 +89,9 @@ def fit_tally(weights: Tensor) -> Tensor:
     >>> fit_tally(torch.full((3, 1), 2**30, dtype=torch.int32))[:, 0].tolist()
     [536870912, 536870912, 536870912]
     """
-    total = int(weights.long().abs().sum(0).max())
-    halvings = max(0, total.bit_length() - TALLY.bit_length())
+    sums = weights.long().abs().sum(0)
+    largest = int(sums.max())
+    halvings = max(0, largest.bit_length() - TALLY.bit_length())
     return torch.div(weights, 2**halvings, rounding_mode="trunc").int()
 
 
@@ -164,7 +165,8 @@ def in_a_row(parts: Sequence[Votes | None]) -> Votes | None:
     samples = [part for part in parts if part is not None]
     if not samples:
         return None
-    samples = [each for each in samples if each.n] or samples[:1]
+    not_empty = [each for each in samples if each.n]
+    samples = not_empty or samples[:1]
     signs = torch.cat([each.planes.signs for each in samples], 1)
     n = sum(each.n for each in samples)
     support = None
@@ -203,7 +205,8 @@ def disagreements(decision: Planes, votes: Votes, spans: Sequence[tuple[int, int
     assert decision.support is not None
     signs = _words(votes.planes.signs)
     support = None if votes.planes.support is None else _words(votes.planes.support)
-    decided, known = _words(decision.signs), _words(decision.support)
+    decided = _words(decision.signs)
+    known = _words(decision.support)
     for g, (start, stop) in enumerate(spans):
         begin = max(0, start - votes.first)
         end = min(votes.n, stop - votes.first)
@@ -211,10 +214,14 @@ def disagreements(decision: Planes, votes: Votes, spans: Sequence[tuple[int, int
             continue
         words = slice(begin // WORD, words_for(end))
         live = known[words] & _inside(words, begin, end)
-        cast = np.broadcast_to(live, signs[:, words].shape) if support is None else support[:, words] & live
-        wrong = (signs[:, words] ^ decided[words]) & cast
-        counts[0, :, g] = np.bitwise_count(wrong).sum(1, dtype=np.int64)
-        counts[1, :, g] = np.bitwise_count(cast).sum(1, dtype=np.int64)
+        theirs = signs[:, words]
+        cast = np.broadcast_to(live, theirs.shape)
+        if support is not None:
+            cast = support[:, words] & live
+        differs = theirs ^ decided[words]
+        wrong = differs & cast
+        counts[0, :, g] = _ones(wrong)
+        counts[1, :, g] = _ones(cast)
     mismatches, cast_votes = torch.from_numpy(counts)
     return mismatches, cast_votes
 
@@ -223,12 +230,20 @@ def _words(plane: Tensor) -> Words:
     return plane.numpy().view(np.uint64)
 
 
+def _ones(rows: Words) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """How many bits of each row are set."""
+    by_word = np.bitwise_count(rows)
+    return by_word.sum(1, dtype=np.int64)  # type: ignore[no-any-return]
+
+
 def _inside(words: slice, begin: int, end: int) -> Words:
     """The bits of some words that belong to coordinates begin to end."""
     whole = np.uint64(2**64 - 1)
+    before = begin - WORD * words.start
+    after = WORD * words.stop - end
     inside = np.full(words.stop - words.start, whole)
-    inside[0] &= whole << np.uint64(begin - WORD * words.start)
-    inside[-1] &= whole >> np.uint64(WORD * words.stop - end)
+    inside[0] &= whole << np.uint64(before)
+    inside[-1] &= whole >> np.uint64(after)
     return inside
 
 
@@ -238,8 +253,9 @@ def if_quorum(votes: Votes, least: int) -> Votes:
         return votes
     if votes.present is not None and least == 1:  # one voter is a quorum, and none is none
         return votes
-    everybody = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
-    present = everybody if votes.present is None else votes.present
+    present = votes.present
+    if present is None:
+        present = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
     is_quorum = present.sum() >= least
     return replace(votes, present=present & is_quorum)
 

@@ -100,7 +100,8 @@ class Watch:
         if not silent or len(silent) == len(voters.workers):
             return
         others = len(voters.workers) - len(silent)
-        text = f"{_named(silent)} declared no batch size, but {others} other{'s' * (others > 1)} did"
+        plural = "s" if others > 1 else ""
+        text = f"{_named(silent)} declared no batch size, but {others} other{plural} did"
         self._tell(round, "sizes", 0, text)
 
     def _look_at_weights(self, round: int, workers: Sequence[int], shares: Sequence[float]) -> None:
@@ -173,18 +174,16 @@ class Watch:
     def load_state_dict(self, state: State) -> None:
         """Resume from a state. Raises a StateError, and changes nothing, if its counts are impossible."""
         workers = numbered_once(state["workers"])
-        counts = {
-            worker: (rounds, overruled, cast)
-            for worker, (rounds, overruled, cast) in zip(workers, state["counts"], strict=True)
-        }
+        counts: dict[int, Counts] = {}
+        for worker, (rounds, overruled, cast) in zip(workers, state["counts"], strict=True):
+            counts[worker] = (rounds, overruled, cast)
         likeness = Likeness()
         if "likeness" in state:  # earlier versions kept none
             likeness.load_state_dict(state["likeness"])
         told = {(what, worker) for what, worker in state["told"]}
-        if not all(
-            0 <= overruled <= cast and 0 <= rounds < LONG for rounds, overruled, cast in counts.values()
-        ):
-            raise StateError("the state's counts of overruled votes are impossible")
+        for rounds, overruled, cast in counts.values():
+            if not 0 <= overruled <= cast or not 0 <= rounds < LONG:
+                raise StateError("the state's counts of overruled votes are impossible")
         self.notices = list(state["notices"])
         self.undecided = state["undecided"]
         self._told = told
@@ -201,6 +200,7 @@ def _named(workers: Sequence[int]) -> str:
     ('worker 3', 'workers 3, 5', 'workers 0, 1, 2, 3, 4 and 3 more')
     """
     names = ", ".join(str(worker) for worker in workers[:NAMED])
+    noun = "workers" if len(workers) > 1 else "worker"
     more = len(workers) - NAMED
-    text = f"worker{'s' * (len(workers) > 1)} {names}"
+    text = f"{noun} {names}"
     return text if more <= 0 else f"{text} and {more} more"

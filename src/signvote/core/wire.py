@@ -68,9 +68,14 @@ class Topic(NamedTuple):
 def seal(form: Form, topic: Topic, count: int, *arrays: Array) -> bytes:
     """The message with these arrays."""
     types = ARRAYS[form]
-    parts = [np.ascontiguousarray(array, kind).tobytes() for array, kind in zip(arrays, types, strict=True)]
-    body = b"".join(LENGTH.pack(len(part)) + part for part in parts)
-    return _header(form, topic, count, _checksum(form, topic, count, body)) + body
+    parts = []
+    for array, kind in zip(arrays, types, strict=True):
+        part = np.ascontiguousarray(array, kind).tobytes()
+        length = LENGTH.pack(len(part))
+        parts += [length, part]
+    body = b"".join(parts)
+    checksum = _checksum(form, topic, count, body)
+    return _header(form, topic, count, checksum) + body
 
 
 def unseal(form: Form, topic: Topic, message: bytes) -> tuple[int, list[Array]]:
@@ -92,8 +97,10 @@ def unseal(form: Form, topic: Topic, message: bytes) -> tuple[int, list[Array]]:
 
 def form_of(message: bytes) -> Form | None:
     """What a message is, as far as its header says; None: nothing known."""
-    known = message[:4] == MAGIC and len(message) >= HEADER.size and message[5] in list(Form)
-    return Form(message[5]) if known else None
+    if len(message) < HEADER.size or message[:4] != MAGIC:
+        return None
+    number = message[5]
+    return Form(number) if number in list(Form) else None
 
 
 def _header(form: Form, topic: Topic, count: int, checksum: int) -> bytes:
@@ -102,18 +109,22 @@ def _header(form: Form, topic: Topic, count: int, checksum: int) -> bytes:
 
 
 def _checksum(form: Form, topic: Topic, count: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_header(form, topic, count, 0)))
+    header = _header(form, topic, count, 0)
+    return zlib.crc32(body, zlib.crc32(header))
 
 
 def _arrays(name: str, types: tuple[str, ...], body: bytes) -> Iterator[Array]:
     """The arrays of a body, which has these and nothing else."""
     at = 0
     for kind in types:
-        size = LENGTH.unpack_from(body, at)[0] if at + LENGTH.size <= len(body) else -1
-        at += LENGTH.size
-        if not 0 <= size <= len(body) - at or size % np.dtype(kind).itemsize:
+        start = at + LENGTH.size
+        size = -1
+        if start <= len(body):
+            (size,) = LENGTH.unpack_from(body, at)
+        itemsize = np.dtype(kind).itemsize
+        if not 0 <= size <= len(body) - start or size % itemsize:
             raise BallotError("length", f"the arrays of the {name} do not fill it")
-        yield np.frombuffer(body, kind, size // np.dtype(kind).itemsize, at)
-        at += size
+        yield np.frombuffer(body, kind, size // itemsize, start)
+        at = start + size
     if at != len(body):
         raise BallotError("length", f"the {name} has {len(body) - at} bytes too many")

@@ -6,26 +6,27 @@ import math
 import warnings
 from collections.abc import Mapping
 from functools import reduce
-from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from signvote.core.ballot import REASONS, Ballot, Kind, Message, limits_of, parse, scales_of
+from signvote.core.ballot import Ballot, Message, limits_of, parse, scales_of
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoder, Encoding, Memory, check_batch_size
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding, Memory, check_batch_size
 from signvote.core.groups import USUAL, Factors, checked
+from signvote.core.header import REASONS, Kind
 from signvote.core.layout import Layout, trainable
 from signvote.core.outer import Outer
 from signvote.core.trust import State
+from signvote.core.update import HALVES, apply_decision
 from signvote.errors import BallotError, ConfigError, LayoutError, StateError
 from signvote.formats import check_state, upgraded
-from signvote.kernels import Planes, backend
+from signvote.kernels import Planes
 
 VERSION = 1
-HALVES = (torch.float16, torch.bfloat16)
-RANGE = 2**22  # coordinates that are packed or stepped at a time
+RANGE = 2**22  # coordinates that are packed at a time
 
 
 class Sent(NamedTuple):
@@ -168,9 +169,10 @@ class Worker:
         gradients = {name: p.grad for name, p in self.parameters.items()}
         grads = [gradient for gradient in gradients.values() if gradient is not None]
         in_place = all(gradient.is_contiguous() for gradient in grads)
-        if not self.encoder.is_local or self._device.type != "cpu" or not in_place:
-            return self.encoder.encode(round, self.layout.flatten(gradients, self._buffer(self.layout.size)))
         size = self.layout.size
+        if not self.encoder.is_local or self._device.type != "cpu" or not in_place:
+            whole = self.layout.flatten(gradients, self._buffer(size))
+            return self.encoder.encode(round, whole)
         buffer = self._buffer(min(RANGE, size))
         ranges = (
             (first, self.layout.flatten(gradients, buffer[: size - first], first))
@@ -194,17 +196,25 @@ class Worker:
     def _buffer(self, size: int) -> Tensor:
         """A buffer for a flat gradient, or a range of it: the parameters' device and widest type. It is reused."""
         dtypes = [p.dtype for p in self.parameters.values()]
-        wanted = (size, reduce(torch.promote_types, dtypes), self._device)
-        if self._flat is None or (self._flat.numel(), self._flat.dtype, self._flat.device) != wanted:
-            self._flat = torch.empty(size, dtype=wanted[1], device=self._device)
-        return self._flat
+        widest = reduce(torch.promote_types, dtypes)
+        flat = self._flat
+        wanted = (size, widest, self._device)
+        if flat is None or (flat.numel(), flat.dtype, flat.device) != wanted:
+            flat = torch.empty(size, dtype=widest, device=self._device)
+            self._flat = flat
+        return flat
 
     def apply(self, decision: Message, step: float) -> None:
         """Step x <- x - step * decision (paper, eq. 5), and a step of weight decay if there is one.
 
         A damaged decision, one already applied or one that skips a round is refused, and nothing changes.
         """
-        signed = parse(decision, layout=self.layout, run=self.encoder.run, worker=SERVER)
+        signed = parse(
+            decision,
+            layout=self.layout,
+            run=self.encoder.run,
+            worker=SERVER,
+        )
         if self.applied_round is not None and signed.round != self.applied_round + 1:
             raise BallotError(
                 "late" if signed.round <= self.applied_round else "future",
@@ -309,7 +319,12 @@ class Worker:
             return None
         message = found.cpu().numpy().tobytes()
         try:
-            return parse(message, layout=self.layout, run=self.encoder.run, worker=self.worker_id)
+            return parse(
+                message,
+                layout=self.layout,
+                run=self.encoder.run,
+                worker=self.worker_id,
+            )
         except BallotError as error:
             raise StateError(f"a worker's state: its last ballot is damaged: {error}") from error
 
@@ -321,49 +336,6 @@ class Worker:
             "run": self.encoder.run,
             "layout": self.layout.digest.hex(),
         }
-
-
-@torch.no_grad()
-def apply_decision(
-    parameters: Mapping[str, Tensor],
-    decision: Ballot,
-    step: float,
-    decay: float = 0.0,
-    factors: Mapping[str, Factors] = MappingProxyType({}),
-) -> None:
-    """Step x <- (1 - step * decay) x - step * decision (paper, eq. 5), each parameter by its own factors.
-
-    Tensors may have any stride; coordinates are counted in row-major order. A decision of no coordinate
-    moves nothing, and takes no step of weight decay either.
-    """
-    if decision.count == 0:
-        return
-    for segment in decision.layout.segments:
-        parameter = parameters[segment.name]
-        flat = parameter.detach().contiguous().view(-1)
-        its = factors.get(segment.name, USUAL)
-        _step_ranges_(flat, decision, segment.start, step * its.step, decay * its.decay)
-        if not parameter.is_contiguous():
-            parameter.copy_(flat.view(parameter.shape))
-
-
-def _step_ranges_(flat: Tensor, decision: Ballot, start: int, step: float, decay: float) -> None:
-    """Step a vector whose decision starts at a coordinate: planes are copied for one range at a time."""
-    for begin in range(0, flat.numel(), RANGE):
-        some = flat[begin : begin + RANGE]
-        first = start + begin
-        skipped = first % 8  # planes start at a byte
-        planes = decision.planes(first - skipped, skipped + some.numel())
-        step_(some, planes, skipped, step, decay)
-
-
-def step_(parameter: Tensor, decision: Planes, begin: int, step: float, decay: float = 0.0) -> None:
-    """Step one parameter, whose decision starts at coordinate `begin` (paper, eq. 5)."""
-    flat = parameter.detach().contiguous().view(-1)
-    planes = decision.map(lambda plane: plane.to(flat.device))
-    backend(flat.device).step_(flat, planes, begin, step, keep=1 - step * decay)
-    if not parameter.is_contiguous():
-        parameter.copy_(flat.view(parameter.shape))
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

@@ -61,9 +61,14 @@ def differ(results: Results) -> bool:
     for experiment in found:
         line = line_of(experiment)
         if line.sent:
-            rounds = experiment.last_round()
-            by_task.setdefault(str(experiment.settings["task"]), []).append(line.sent[-1] / rounds)
-    return any(max(sent) > CLEARLY_FEWER * min(sent) for sent in by_task.values())
+            task = str(experiment.settings["task"])
+            by_round = line.sent[-1] / experiment.last_round()
+            by_task.setdefault(task, []).append(by_round)
+    return any(_differ_clearly(sent) for sent in by_task.values())
+
+
+def _differ_clearly(sent: Sequence[float]) -> bool:
+    return max(sent) > CLEARLY_FEWER * min(sent)
 
 
 def figure(results: Results, path: Path | str) -> None:
@@ -82,13 +87,19 @@ def line_of(experiment: Experiment) -> Line:
     curve = experiment.curve(experiment.metric.name)
     by_run = []
     for run in experiment.runs:
-        parts = run["coordinates"] * len(run["config"]["batch_sizes"])
-        by_run.append([total / parts for total in running_totals(run["bytes_up"], curve.rounds)])
+        workers = len(run["config"]["batch_sizes"])
+        parts = run["coordinates"] * workers
+        totals = running_totals(run["bytes_up"], curve.rounds)
+        by_run.append([total / parts for total in totals])
     sent = [fmean(values) for values in zip(*by_run, strict=True)]
     points = zip(sent, curve.mean, curve.low, curve.high, strict=True)
     shown = [point for point in points if point[0] and all(map(math.isfinite, point))]
-    columns = [list(column) for column in zip(*shown, strict=True)] or [[], [], [], []]
-    return Line(sent=columns[0], mean=columns[1], low=columns[2], high=columns[3])
+    return Line(
+        sent=[sent for sent, _, _, _ in shown],
+        mean=[mean for _, mean, _, _ in shown],
+        low=[low for _, _, low, _ in shown],
+        high=[high for _, _, _, high in shown],
+    )
 
 
 def spread_out(places: Sequence[float], gap: float) -> list[float]:
@@ -105,8 +116,10 @@ def spread_out(places: Sequence[float], gap: float) -> list[float]:
             block = blocks.pop() + block
         blocks.append(block)
     means = [fmean(block) for block in blocks for _ in block]
-    found = dict(zip(order, (mean + rank * gap for rank, mean in enumerate(means)), strict=True))
-    return [found[i] for i in range(len(places))]
+    found = list(places)
+    for rank, i in enumerate(order):
+        found[i] = means[rank] + rank * gap
+    return found
 
 
 def frame_of(panels: list[Panel]) -> list[float]:
@@ -115,10 +128,17 @@ def frame_of(panels: list[Panel]) -> list[float]:
     lines = [line_of(member) for panel in panels for member in panel.members]
     ends: list[float] = []
     for line in lines:
-        started = [i for i, sent in enumerate(line.sent) if sent >= START * line.sent[-1]]
-        ends += [line.low[i] for i in started] + [line.high[i] for i in started]
-    margin = MARGIN * (max(ends, default=high) - min(ends, default=low))
-    return [max(low, min(ends, default=low) - margin), min(high, max(ends, default=high) + margin)]
+        for sent, lower, upper in zip(line.sent, line.low, line.high, strict=True):
+            has_started = sent >= START * line.sent[-1]
+            if has_started:
+                ends += [lower, upper]
+    lowest = min(ends, default=low)
+    highest = max(ends, default=high)
+    margin = MARGIN * (highest - lowest)
+    return [
+        max(low, lowest - margin),
+        min(high, highest + margin),
+    ]
 
 
 # ---- drawing ---------------------------------------------------------------------------------------
@@ -149,11 +169,24 @@ def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
         color = marks.color(member)
         dashes = linestyle(marks.dash(member))
         mean = drawn_values(panel.metric, line.mean)
-        axes.plot(line.sent, mean, color=color, linestyle=dashes, linewidth=LINE_WIDTH)
+        axes.plot(
+            line.sent,
+            mean,
+            color=color,
+            linestyle=dashes,
+            linewidth=LINE_WIDTH,
+        )
         axes.plot(line.sent[-1:], mean[-1:], color=color, marker="o", markersize=4)
         low = drawn_values(panel.metric, line.low)
         high = drawn_values(panel.metric, line.high)
-        axes.fill_between(line.sent, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            line.sent,
+            low,
+            high,
+            color=color,
+            alpha=0.15,
+            linewidth=0,
+        )
     axes.set_title(panel.title, fontsize=12, loc="left", wrap=True)
     axes.set_ylabel(f"test {panel.metric.title}")
     if panel.is_log:
@@ -172,8 +205,11 @@ def _draw_bytes_axis(axes: Axes, panels: list[Panel], marks: Marks) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         longest = max(len(_label(member, marks)) for member in members)
         room = min(MOST_ROOM, longest * CHARACTER_INCHES / WIDTH_INCHES)
-        decades = math.log10(max(sent) / min(sent)) or 1.0
-        axes.set_xlim(min(sent) / 1.2, max(sent) * 10 ** (decades * room / (1 - room)))
+        fewest = min(sent)
+        most = max(sent)
+        decades = math.log10(most / fewest) or 1.0
+        decades_of_room = decades * room / (1 - room)
+        axes.set_xlim(fewest / 1.2, most * 10**decades_of_room)
 
 
 def _label_ends(axes: Axes, panel: Panel, marks: Marks) -> None:
@@ -184,7 +220,8 @@ def _label_ends(axes: Axes, panel: Panel, marks: Marks) -> None:
         if line.sent:
             end = drawn_values(panel.metric, line.mean)[-1]
             x, y = axes.transData.transform((line.sent[-1], end))
-            by_end.setdefault(round(x / LINE_INCHES / axes.figure.dpi), []).append((member, x, y))
+            column = round(x / LINE_INCHES / axes.figure.dpi)
+            by_end.setdefault(column, []).append((member, x, y))
     for ends in by_end.values():
         heights = _heights(axes, [y for _, _, y in ends])
         for (member, x, _), y in zip(ends, heights, strict=True):
@@ -199,7 +236,13 @@ def _heights(axes: Axes, ends: list[float]) -> list[float]:
     return [height + max(0.0, missing) for height in heights]
 
 
-def _write(axes: Axes, label: str, color: str, x: float, y: float) -> None:
+def _write(
+    axes: Axes,
+    label: str,
+    color: str,
+    x: float,
+    y: float,
+) -> None:
     """A label at the right of a place in pixels, readable across a curve."""
     from matplotlib.patheffects import withStroke
 
@@ -220,4 +263,5 @@ def _write(axes: Axes, label: str, color: str, x: float, y: float) -> None:
 def _label(experiment: Experiment, marks: Marks) -> str:
     line = line_of(experiment)
     last = mean_text(experiment.metric, line.mean[-1], None) if line.mean else ""
-    return f"{marks.name(experiment)} {last}{'' if experiment.is_done else ' unfinished'}"
+    state = "" if experiment.is_done else " unfinished"
+    return f"{marks.name(experiment)} {last}{state}"

@@ -52,9 +52,12 @@ def attackers_of(settings: Mapping[str, Any]) -> set[int]:
     ({1, 2}, set())
     """
     workers = len(settings["batch_sizes"])
-    parts = str(settings.get("attack") or "").split(":")
-    count = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
-    return set(range(max(0, workers - count), workers))
+    attack = str(settings.get("attack") or "")
+    _, _, after_name = attack.partition(":")
+    number, _, _ = after_name.partition(":")
+    count = int(number) if number.isdecimal() else 0
+    first = max(0, workers - count)
+    return set(range(first, workers))
 
 
 def train_command(settings: Mapping[str, Any]) -> list[str]:
@@ -64,15 +67,18 @@ def train_command(settings: Mapping[str, Any]) -> list[str]:
     ['signvote', 'train', '--task', 'mnist', '--rule', 'robust', '--mode', '4', '--top', '0.1', '--feedback']
     """
     line = ["signvote", "train"]
+    implied = _implied(settings)
     for name, value in unusual(settings).items():
-        if name in SETTINGS and name not in _implied(settings):
-            line += ["--" + name.replace("_", "-"), *_arguments(value)]
+        if name in SETTINGS and name not in implied:
+            flag = "--" + name.replace("_", "-")
+            line += [flag, *_arguments(value)]
     return line
 
 
 def _implied(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The settings that others decide: batch sizes follow a mode, and the number of workers follows batch sizes."""
-    return ("batch_sizes",) if settings.get("mode") is not None else ("workers", "mode")
+    has_mode = settings.get("mode") is not None
+    return ("batch_sizes",) if has_mode else ("workers", "mode")
 
 
 def _arguments(value: Any) -> list[str]:
@@ -81,7 +87,8 @@ def _arguments(value: Any) -> list[str]:
         return []
     if isinstance(value, dict):
         return [f"{key}={json.dumps(inner)}" for key, inner in value.items()]
-    return [str(part) for part in (value if isinstance(value, list) else [value])]
+    parts = value if isinstance(value, list) else [value]
+    return [str(part) for part in parts]
 
 
 def machine_label(stretches: Sequence[dict[str, Any]]) -> str:

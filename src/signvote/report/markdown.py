@@ -12,7 +12,12 @@ from signvote.report.labels import unique
 from signvote.report.notices import noticed
 from signvote.results import Results
 
-ESCAPES = {"\\": "\\\\", "|": "\\|", "<": "&lt;", "\n": " "}  # the backslash first
+ESCAPES = {
+    "\\": "\\\\",
+    "|": "\\|",
+    "<": "&lt;",
+    "\n": " ",
+}  # the backslash first
 Line = dict[str, Row]  # the rows of a rule, by batches
 
 
@@ -32,7 +37,8 @@ def _table(experiments: list[Experiment], rows: list[Row], metric: Metric) -> It
     titles = {experiment.batches: experiment.full_batches for experiment in experiments}
     words = ["rule", *varying_settings(rows)]
     numbers = [titles[mode] for mode in modes]
-    numbers += ["bytes a vote", "fewer than float32"]
+    numbers.append("bytes a vote")
+    numbers.append("fewer than float32")
     left = ["---"] * len(words)
     right = ["---:"] * len(numbers)
     yield _caption(experiments, metric)
@@ -51,16 +57,20 @@ def _notices(experiments: list[Experiment]) -> Iterable[str]:
         yield "\nNotices:\n"
     for run in runs:
         first, *others = run.texts
+        name = _plain(run.run)
+        conditions = _plain(run.conditions)
         more = f" (and {len(others)} more)" if others else ""
-        yield f"- {_plain(run.run)} ({_plain(run.conditions)}): {_plain(first)}{more}"
+        yield f"- {name} ({conditions}): {_plain(first)}{more}"
 
 
 def _lines(rows: list[Row], rules: list[str]) -> Iterable[Line]:
     """The rows that differ in nothing but their batches, together; by rule."""
     lines: dict[tuple[Any, ...], Line] = {}
-    for row in sorted(rows, key=lambda row: rules.index(row["rule"])):
-        settings = tuple(row[name] for name in SETTINGS)
-        line = lines.setdefault((row["rule"], *settings), {})
+    by_rule = sorted(rows, key=lambda row: rules.index(row["rule"]))
+    for row in by_rule:
+        settings = [row[name] for name in SETTINGS]
+        which = (row["rule"], *settings)
+        line = lines.setdefault(which, {})
         line[row["batches"]] = row
     return lines.values()
 
@@ -72,9 +82,12 @@ def _caption(experiments: list[Experiment], metric: Metric) -> str:
     rounds = " or ".join(unique(last_rounds))
     seeds = _seeds({len(experiment.runs) for experiment in experiments})
     machines = _plain(machines_of(experiments))
-    unit = f" in {_plain(metric.unit)}" if metric.unit else ""
-    better = "" if metric.more_is_better else f" ({metric.direction})"
-    return f"{tasks}: test {_plain(metric.name)}{unit}{better} after {rounds} rounds, {seeds}.{machines}"
+    measured = _plain(metric.name)
+    if metric.unit:
+        measured += f" in {_plain(metric.unit)}"
+    if not metric.more_is_better:
+        measured += f" ({metric.direction})"
+    return f"{tasks}: test {measured} after {rounds} rounds, {seeds}.{machines}"
 
 
 def _seeds(numbers: set[int]) -> str:
@@ -108,7 +121,8 @@ def _value(row: Row | None) -> str:
     if row is None:
         return ""
     text = value_text(row)
-    return f"{text} ({row['status']})" if row["status"] != "done" else text
+    status = row["status"]
+    return text if status == "done" else f"{text} ({status})"
 
 
 def _range(values: list[float], form: str) -> str:

@@ -99,7 +99,12 @@ def _by_curve(experiments: list[Experiment]) -> Marks:
         used.add((color, chosen))
         colors[name] = color
         dashes[name] = chosen
-    return Marks(colors=colors, dashes=dashes, by_curve=True, recipes=recipes)
+    return Marks(
+        colors=colors,
+        dashes=dashes,
+        by_curve=True,
+        recipes=recipes,
+    )
 
 
 def _candidates(rule: str) -> list[Dashes]:

@@ -38,7 +38,8 @@ def measured(run: Result, name: str) -> dict[int, float]:
         found = run.get("sign_error", {})
         values = found.get("error", ())
     rounds = found.get("round", ())
-    return {t: number(value) for t, value in zip(rounds, values, strict=False)}
+    pairs = zip(rounds, values, strict=False)
+    return {t: number(value) for t, value in pairs}
 
 
 def finite(run: Result, name: str) -> list[float]:

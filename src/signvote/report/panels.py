@@ -174,7 +174,12 @@ def _panel(title: str, members: list[Experiment], rivals: list[Experiment]) -> P
     if collapsed:
         low = max(low, _bottom_without_collapsed(runs, high))
     shared = len(rivals) > len(members)
-    return Panel(title=title, members=members, frame=(low, high), fixed=collapsed or shared)
+    return Panel(
+        title=title,
+        members=members,
+        frame=(low, high),
+        fixed=collapsed or shared,
+    )
 
 
 def _range(experiments: list[Experiment]) -> tuple[float, float]:

@@ -113,7 +113,12 @@ def _draw_panel(axes: Axes, panel: Panel, marks: Marks) -> None:
     for experiment in panel.members:
         _draw_curve(axes, experiment, marks)
     bottom, top = panel.frame
-    axes.set_title("\n".join([panel.title, *_unfinished(panel, marks)]), fontsize=11, loc="left", wrap=True)
+    axes.set_title(
+        "\n".join([panel.title, *_unfinished(panel, marks)]),
+        fontsize=11,
+        loc="left",
+        wrap=True,
+    )
     axes.set_xlabel("round")
     axes.set_ylabel(f"test {panel.metric.title}")
     axes.set_xlim(left=0)
@@ -144,7 +149,14 @@ def _draw_curve(axes: Axes, experiment: Experiment, marks: Marks) -> None:
     if len(experiment.runs) > 1:
         low = drawn_values(metric, curve.low)
         high = drawn_values(metric, curve.high)
-        axes.fill_between(curve.rounds, low, high, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(
+            curve.rounds,
+            low,
+            high,
+            color=color,
+            alpha=0.15,
+            linewidth=0,
+        )
 
 
 def drawn_values(metric: Metric, values: list[float]) -> list[float]:
@@ -222,7 +234,12 @@ def _draw_legends(sheet: Figure, experiments: list[Experiment], marks: Marks) ->
 
 
 def _legend(
-    sheet: Figure, lines: list[Line2D], names: list[str], title: str, place: Any, columns: int = 2
+    sheet: Figure,
+    lines: list[Line2D],
+    names: list[str],
+    title: str,
+    place: Any,
+    columns: int = 2,
 ) -> None:
     legend = sheet.legend(
         lines,
@@ -239,7 +256,13 @@ def _legend(
 def _line(color: str, dashes: Dashes) -> Line2D:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color=color, linestyle=linestyle(dashes), linewidth=LINE_WIDTH)
+    return Line2D(
+        [],
+        [],
+        color=color,
+        linestyle=linestyle(dashes),
+        linewidth=LINE_WIDTH,
+    )
 
 
 def linestyle(dashes: Dashes) -> Any:

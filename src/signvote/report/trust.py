@@ -101,11 +101,13 @@ def sentence(workers: list[WorkerTrust]) -> str:
     if not any(worker.share for worker in workers):
         return "Every weight is 0: no vote counts."
     voting = [worker.share for worker in workers if worker.share]
-    if min(voting) > 0 and top.share < ALIKE * min(voting) and len(voting) > 1:
+    least = min(voting)
+    are_alike = least > 0 and top.share < ALIKE * least
+    if are_alike and len(voting) > 1:
         silent = [worker.id for worker in workers if not worker.share]
-        low = _percent(min(voting))
+        low = _percent(least)
         high = _percent(top.share)
-        return _similar(silent, f"{low} to {high}" if high != low else high)
+        return _similar(silent, high if low == high else f"{low} to {high}")
     return _largest_weight(top, workers) + _inverted(workers)
 
 
@@ -119,7 +121,8 @@ def section(experiments: list[Experiment]) -> str:
             shown.append((experiment, workers))
         else:
             equal.append(experiment)
-    largest = max((worker.largest for _, workers in shown for worker in workers), default=1.0)
+    strengths = [worker.largest for _, workers in shown for worker in workers]
+    largest = max(strengths, default=1.0)
     blocks = [_block(experiment, workers, largest) for experiment, workers in shown]
     note = _equal_weights(equal, {experiment.rule for experiment, _ in shown})
     reasons = _reasons(experiments)
@@ -132,7 +135,8 @@ def _equal_weights(equal: list[Experiment], unequal_rules: set[str]) -> str:
     names = [each.label if each.rule in unequal_rules else each.rule for each in equal]
     if not names:
         return ""
-    return f"<p>All workers have the same weight in: {escape('; '.join(unique(names)))}.</p>"
+    text = escape("; ".join(unique(names)))
+    return f"<p>All workers have the same weight in: {text}.</p>"
 
 
 def _shares(weights: Sequence[float | None]) -> list[float]:
@@ -145,7 +149,8 @@ def _shares(weights: Sequence[float | None]) -> list[float]:
 
 def _last_overruled(trust: dict[str, Any], i: int) -> tuple[float | None, int | None]:
     """The last known one of a worker, and its round: there is none for a round that it missed."""
-    for row, round in zip(reversed(trust.get("overruled", ())), reversed(trust["round"]), strict=False):
+    latest_first = zip(reversed(trust.get("overruled", ())), reversed(trust["round"]), strict=False)
+    for row, round in latest_first:
         if row[i] is not None:
             return number(row[i]), int(round)
     return None, None
@@ -164,7 +169,8 @@ def _similar(silent: list[int], each: str) -> str:
     if not silent:
         return f"All weights are similar: each worker has {each} of all weight."
     ids = ", ".join(map(str, sorted(silent)))
-    some = f"Worker {ids} has" if len(silent) == 1 else f"Workers {ids} have"
+    is_one = len(silent) == 1
+    some = f"Worker {ids} has" if is_one else f"Workers {ids} have"
     return f"{some} weight 0. Each of the others has {each} of all weight."
 
 
@@ -256,12 +262,14 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
         title = f"{worker.name}, round {rounds[i]}: {_percent(share)} of all weight"
         cells += _cell(x, share / largest, title, missed=i in worker.missed)
     name = escape(worker.name)
+    marks = _marks(worker)
     percent = _percent(worker.share)
+    overruled = _overruled(worker, rounds[-1])
     return (
-        f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{_marks(worker)}</span>'
+        f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{marks}</span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{percent}</span><span>{_overruled(worker, rounds[-1])}</span></div>"
+        f"<span>{percent}</span><span>{overruled}</span></div>"
     )
 
 

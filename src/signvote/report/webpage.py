@@ -37,18 +37,24 @@ def page(results: Results, baseline: str = BASELINE, *, live: str = "") -> str:
     """
     experiments = experiments_of(results)
     tasks = unique(str(experiment.settings["task"]) for experiment in experiments)
-    curves = {"panels": _panels(experiments), "metrics": _names(experiments)}
+    finals = table(results, baseline)
+    made_with = _versions(experiments) + machines_of(experiments)
+    command = results.get("command", "not recorded")
+    curves = {
+        "panels": _panels(experiments),
+        "metrics": _names(experiments),
+    }
     parts = {
         "title": escape(", ".join(tasks)),
         "summary": escape(_summary(experiments)),
         "final_title": escape(_final_title(experiments)),
-        "final": webtables.finals_table(table(results, baseline), baseline),
+        "final": webtables.finals_table(finals, baseline),
         "notices": notices.section(experiments),
         "trust": trust.section(experiments),
         "bytes": webtables.bytes_table(experiments),
         "seconds": webtables.seconds_table(experiments),
-        "command": escape(str(results.get("command", "not recorded"))),
-        "versions": escape(_versions(experiments) + machines_of(experiments)),
+        "command": escape(str(command)),
+        "versions": escape(made_with),
         "configuration": "".join(map(_configuration, experiments)),
         "data": embedded(curves),
         "css": _file("page.css"),
@@ -61,7 +67,11 @@ def page(results: Results, baseline: str = BASELINE, *, live: str = "") -> str:
 def waiting_page(live: str, trouble: str = "") -> str:
     """The page of a folder in which no run has been evaluated yet, or whose files cannot be read."""
     said = escape(trouble or "No run has been evaluated yet. This page loads itself again when one has.")
-    parts = {"said": said, "css": _file("page.css"), **_live_parts(live)}
+    parts = {
+        "said": said,
+        "css": _file("page.css"),
+        **_live_parts(live),
+    }
     return Template(_file("waiting.html")).substitute(parts)
 
 
@@ -79,7 +89,8 @@ def embedded(data: object) -> str:
     >>> print(embedded("</script>"))
     "\u003c/script>"
     """
-    return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _file(name: str) -> str:
@@ -97,7 +108,8 @@ def _summary(experiments: list[Experiment]) -> str:
 
 
 def _final_title(experiments: list[Experiment]) -> str:
-    return f"Final {', '.join(unique(experiment.metric.name for experiment in experiments))}"
+    names = unique(experiment.metric.name for experiment in experiments)
+    return f"Final {', '.join(names)}"
 
 
 def _runs(number: int) -> str:
@@ -118,19 +130,41 @@ def _panels(experiments: list[Experiment]) -> list[dict[str, Any]]:
             series.append(_series(name, member, panel, marks))
         frame = list(panel.frame) if panel.fixed else None
         described = [_described(name, panel) for name in _names(panel.members)]
-        data.append({"title": panel.title, "frame": frame, "metrics": described, "series": series})
+        data.append(
+            {
+                "title": panel.title,
+                "frame": frame,
+                "metrics": described,
+                "series": series,
+            }
+        )
     return data
 
 
 def _described(name: str, panel: Panel) -> dict[str, Any]:
     """How page.js draws a metric: as a share in percent, on a logarithmic axis, or as it is."""
     if name == SIGN_ERROR:
-        return {"name": name, "label": "wrong signs in the decision (%)", "share": True, "log": False}
+        return {
+            "name": name,
+            "label": "wrong signs in the decision (%)",
+            "share": True,
+            "log": False,
+        }
     metric = next(metric for metric in panel.members[0].metrics if metric.name == name)
-    log = not metric.is_share and not metric.more_is_better and not _has_negative(panel, name)
-    axis = f"{metric.unit}, log scale" if metric.unit and log else metric.unit or ("log scale" if log else "")
-    label = f"test {name} ({axis})" if axis else f"test {name}"
-    return {"name": name, "label": label, "share": metric.is_share, "log": log}
+    may_be_log = not metric.is_share and not metric.more_is_better
+    log = may_be_log and not _has_negative(panel, name)
+    about_axis = [metric.unit] if metric.unit else []
+    if log:
+        about_axis.append("log scale")
+    label = f"test {name}"
+    if about_axis:
+        label += f" ({', '.join(about_axis)})"
+    return {
+        "name": name,
+        "label": label,
+        "share": metric.is_share,
+        "log": log,
+    }
 
 
 def _has_negative(panel: Panel, name: str) -> bool:
@@ -183,14 +217,13 @@ def _sources(experiment: Experiment) -> list[str]:
 
 def _names(experiments: list[Experiment]) -> list[str]:
     """What an experiment did measure."""
-    names = unique(name for experiment in experiments for name in _sources(experiment))
-    measured = {
-        name
-        for experiment in experiments
-        for name in names
-        if name in _sources(experiment) and experiment.curve(name).rounds
-    }
-    return [name for name in names if name in measured]
+    sources = unique(name for experiment in experiments for name in _sources(experiment))
+    measured = set()
+    for experiment in experiments:
+        for name in _sources(experiment):
+            if experiment.curve(name).rounds:
+                measured.add(name)
+    return [name for name in sources if name in measured]
 
 
 # The configuration.

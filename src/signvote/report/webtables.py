@@ -22,17 +22,20 @@ CLEARLY_FEWER = 1.05  # a smaller ratio is shown as the same number of bytes
 
 def finals_table(rows: list[Row], baseline: str) -> str:
     """The final metric of each experiment, and its lead over the baseline if there is one. A table for each metric."""
-    return "".join(_finals_table(members, metric, baseline) for metric, members in by_metric(rows))
+    tables = [_finals_table(members, metric, baseline) for metric, members in by_metric(rows)]
+    return "".join(tables)
 
 
 def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
-    keys = [*_varied(rows, ["task", *_unusual(rows)]), "batches", "rule"]
+    may_vary = ["task", *_unusual(rows)]
+    keys = [*_varied(rows, may_vary), "batches", "rule"]
     has_leads = any(row["lead"] is not None for row in rows)
     heads = [Head(key) for key in keys]
     heads.append(Head(metric.name, "number"))
     if has_leads:
         heads.append(Head(f"against {baseline}", "number"))
-    heads += [Head(text, "number") for text in ("seeds", "bytes a vote", "fewer than float32")]
+    for text in ("seeds", "bytes a vote", "fewer than float32"):
+        heads.append(Head(text, "number"))
     body = [_finals_row(row, keys, has_leads) for row in rows]
     note = ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")
     if has_leads:
@@ -83,7 +86,8 @@ def seconds_table(experiments: list[Experiment]) -> str:
         if seconds:
             times = [seconds.get(phase, 0.0) for phase in phases]
             panel = experiment.panel if several_panels else ""
-            body.append(_seconds_row(experiment.label + experiment.mark, panel, times, longest))
+            label = experiment.label + experiment.mark
+            body.append(_seconds_row(label, panel, times, longest))
     heads = [Head("rule and batches"), Head("", "bars")]
     for i, phase in enumerate(phases):
         heads.append(Head(phase, "number", color_of(i)))
@@ -117,12 +121,20 @@ def _unusual(rows: list[Row]) -> list[str]:
 
 def _varied(rows: list[Row], keys: list[str]) -> list[str]:
     """The columns in which rows differ: the others, which the headings above name, would push values off a phone."""
-    return [key for key in keys if len({row[key] for row in rows}) > 1]
+    varied = []
+    for key in keys:
+        values = {row[key] for row in rows}
+        if len(values) > 1:
+            varied.append(key)
+    return varied
 
 
 def _finals_row(found: Row, keys: list[str], has_leads: bool) -> str:
-    value = f"{value_text(found)} {found['metric'].unit}".rstrip()
-    status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
+    unit = found["metric"].unit
+    value = f"{value_text(found)} {unit}".rstrip()
+    status = ""
+    if found["status"] != "done":
+        status = f" <small>{escape(found['status'])}</small>"
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"

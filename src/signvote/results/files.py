@@ -32,7 +32,11 @@ ALWAYS_THERE = ("task", "rule", "recipe", "batch_sizes", "seed")  # in every con
 
 def results_of(runs: Iterable[Result], command: str = "") -> Results:
     """Runs as `results.json` holds them."""
-    return {"format": FORMAT, "command": command, "runs": list(runs)}
+    return {
+        "format": FORMAT,
+        "command": command,
+        "runs": list(runs),
+    }
 
 
 def results_file(folder: Path | str) -> Path:

@@ -15,7 +15,11 @@ def pack(values: Iterable[int]) -> list[list[int]]:
     >>> pack([7, 7, 7, 5])
     [[7, 3], [5, 1]]
     """
-    return [[value, sum(1 for _ in equal)] for value, equal in groupby(values)]
+    pairs = []
+    for value, equal in groupby(values):
+        times = len(list(equal))
+        pairs.append([value, times])
+    return pairs
 
 
 def unpack(pairs: Iterable[Sequence[int]]) -> list[int]:
@@ -24,7 +28,10 @@ def unpack(pairs: Iterable[Sequence[int]]) -> list[int]:
     >>> unpack([[7, 3], [5, 1]])
     [7, 7, 7, 5]
     """
-    return [value for value, times in pairs for _ in range(times)]
+    values: list[int] = []
+    for value, times in pairs:
+        values += [value] * times
+    return values
 
 
 def length(pairs: Iterable[Sequence[int]]) -> int:
@@ -57,13 +64,18 @@ def running_totals(pairs: Sequence[Sequence[int]], ends: Iterable[int]) -> list[
     found = []
     for end in ends:
         i = bisect_right(starts, end) - 1
-        found.append(sums[i] + values[i] * (end - starts[i]))
+        of_this_run = end - starts[i]
+        found.append(sums[i] + values[i] * of_this_run)
     return found
 
 
 def short(values: dict[str, Any]) -> dict[str, Any]:
     """The same values with 6 significant digits."""
-    return {name: json.loads(json.dumps(value), parse_float=_six) for name, value in values.items()}
+    rounded = {}
+    for name, value in values.items():
+        text = json.dumps(value)
+        rounded[name] = json.loads(text, parse_float=_six)
+    return rounded
 
 
 def _six(number: str) -> float:

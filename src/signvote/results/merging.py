@@ -15,11 +15,15 @@ def merged(sources: Mapping[str, Results]) -> Results:
     have different results of one configuration, its runs name their source.
     """
     kept = [_once(by_source) for by_source in _by_configuration(sources)]
-    ambiguous = {_kind(run) for by_source in kept if len(by_source) > 1 for run in by_source.values()}
+    ambiguous: set[str] = set()
+    for by_source in kept:
+        if len(by_source) > 1:
+            ambiguous.update(map(_kind, by_source.values()))
     runs = []
     for by_source in kept:
         for source, run in by_source.items():
-            runs.append(_named(run, source) if _kind(run) in ambiguous else run)
+            is_ambiguous = _kind(run) in ambiguous
+            runs.append(_named(run, source) if is_ambiguous else run)
     return results_of(runs, _commands(sources.values()))
 
 
@@ -44,9 +48,11 @@ def _commands(results: Iterable[Results]) -> str:
 def _once(by_source: dict[str, Result]) -> dict[str, Result]:
     """Without copies of the same evaluations, and without interrupted runs if one is finished."""
     done = {source: run for source, run in by_source.items() if run["status"] == "done"}
+    candidates = done or by_source
     chosen: dict[str, tuple[str, Result]] = {}
-    for source, run in (done or by_source).items():
-        chosen.setdefault(json.dumps(run["evaluations"]), (source, run))
+    for source, run in candidates.items():
+        evaluations = json.dumps(run["evaluations"])
+        chosen.setdefault(evaluations, (source, run))
     return dict(chosen.values())
 
 
@@ -57,4 +63,5 @@ def _kind(run: Result) -> str:
 
 
 def _named(run: Result, source: str) -> Result:
-    return {**run, "config": {**run["config"], "from": source}}
+    config = {**run["config"], "from": source}
+    return {**run, "config": config}

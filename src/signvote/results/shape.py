@@ -73,7 +73,8 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
     if depth > DEEPEST:
         return False
     if isinstance(value, dict):
-        return all(is_text(key) and _is_plain(item, depth + 1) for key, item in value.items())
+        names_are_texts = all(map(is_text, value))
+        return names_are_texts and all(_is_plain(item, depth + 1) for item in value.values())
     if isinstance(value, list):
         return all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, str):
@@ -106,7 +107,9 @@ def _is_loss(value: Any) -> bool:
 
 
 def _is_share(value: Any) -> bool:
-    return value is None or (fits(value, float) and (math.isnan(value) or 0 <= value <= 1))
+    if value is None:
+        return True
+    return fits(value, float) and (math.isnan(value) or 0 <= value <= 1)
 
 
 def _is_time(value: Any) -> bool:
@@ -125,16 +128,21 @@ def _table_of(**checks: Check) -> Check:
             return True
         if not isinstance(value, dict) or not all(name in value for name in checks):
             return False
-        columns = [value[name] for name in checks]
-        lists = all(_list_of(check)(column) for check, column in zip(checks.values(), columns, strict=True))
-        return lists and len(set(map(len, columns))) == 1
+        for name, check in checks.items():
+            is_column = _list_of(check)
+            if not is_column(value[name]):
+                return False
+        lengths = {len(value[name]) for name in checks}
+        return len(lengths) == 1
 
     return is_right
 
 
 def _is_pair(value: Any) -> bool:
     """A value and how often it follows itself."""
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(map(_is_count, value))
 
 
 def _is_machine(value: Any) -> bool:
@@ -160,17 +168,22 @@ def _is_evaluations(value: Any) -> bool:
 
 def _is_metrics(value: Any) -> bool:
     """Descriptions of metrics, as `Metric.as_dict` writes them."""
-    if not isinstance(value, list) or not all(isinstance(described, dict) for described in value):
-        return False
-    if not all(isinstance(described.get("more_is_better", False), bool) for described in value):
-        return False
-    if not all(isinstance(described.get(name), str) for described in value for name in ("name", "unit")):
+    if not isinstance(value, list) or not all(map(_is_description, value)):
         return False
     try:
         check_metrics([Metric(**described) for described in value])
     except (ConfigError, TypeError):
         return False
     return True
+
+
+def _is_description(value: Any) -> bool:
+    """The entries of one metric that must have a type; `Metric` looks at the others."""
+    if not isinstance(value, dict):
+        return False
+    if not isinstance(value.get("more_is_better", False), bool):
+        return False
+    return all(isinstance(value.get(name), str) for name in ("name", "unit"))
 
 
 def _is_sign_error(value: Any) -> bool:
@@ -214,9 +227,10 @@ OPTIONAL = (
 
 
 def _check_settings(config: dict[str, Any], what: str) -> None:
-    missing = [f"config.{name}" for name in NEEDED if config.get(name) in (None, [])]
+    missing = [name for name in NEEDED if config.get(name) in (None, [])]
     if missing:
-        raise StateError(f"{what} lacks {', '.join(missing)}; was the file edited?")
+        names = ", ".join(f"config.{name}" for name in missing)
+        raise StateError(f"{what} lacks {names}; was the file edited?")
     for name, value in config.items():
         if name in HINTS and value is not None and not fits(value, HINTS[name]):
             raise StateError(f"{what} has a wrong setting {name} = {value!r:.80}; was the file edited?")
@@ -224,8 +238,9 @@ def _check_settings(config: dict[str, Any], what: str) -> None:
     if len(json.dumps(short)) > LONGEST:
         raise StateError(f"{what} has settings of more than {LONGEST:,} characters; was the file edited?")
     for name in ("mode", "workers", "rounds", "evaluate_every"):
-        if config.get(name) is not None and config[name] < 0:
-            raise StateError(f"{what} has a wrong setting {name} = {config[name]}; was the file edited?")
+        value = config.get(name)
+        if value is not None and value < 0:
+            raise StateError(f"{what} has a wrong setting {name} = {value}; was the file edited?")
     if not config["batch_sizes"]:
         raise StateError(f"{what} has no workers: its batch_sizes are empty; was the file edited?")
 
@@ -236,8 +251,9 @@ def _check_evaluations(run: dict[str, Any], what: str) -> None:
     if not found:
         return
     metrics = metrics_of(run)
-    values = [value for value in found.get("accuracy", []) if metrics == USUAL]
-    if any(metric.name not in found for metric in metrics) or not all(map(_is_accuracy, values)):
+    shares = found.get("accuracy", []) if metrics == USUAL else []
+    is_complete = all(metric.name in found for metric in metrics)
+    if not is_complete or not all(map(_is_accuracy, shares)):
         raise StateError(f"{what} has a wrong 'evaluations'; was the file edited?")
 
 
@@ -247,8 +263,15 @@ def _check_trust(run: dict[str, Any], what: str) -> None:
     if not trust:
         return
     workers = trust.get("workers")
-    sizes = run["config"]["batch_sizes"]
-    known = isinstance(workers, list) and all(_is_count(id) and id < len(sizes) for id in workers)
+    most = len(run["config"]["batch_sizes"])
     rows = [*trust["weight"], *trust["overruled"]]
-    if not known or not workers or any(len(row) != len(workers) for row in rows):
+    fits_workers = _are_workers(workers, most) and all(len(row) == len(workers) for row in rows)
+    if not fits_workers:
         raise StateError(f"{what} has a 'trust' that does not fit its workers; was the file edited?")
+
+
+def _are_workers(value: Any, most: int) -> bool:
+    """A list of workers, of which there is one at least."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(_is_count(worker) and worker < most for worker in value)

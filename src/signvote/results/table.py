@@ -27,7 +27,8 @@ def to_csv(results: Results) -> str:
     Each metric is a column. A metric called like a setting has "measured" before its name.
     """
     runs = current(results)["runs"]
-    metrics = dict.fromkeys(_column(metric.name) for run in runs for metric in metrics_of(run))
+    measured = [metric for run in runs for metric in metrics_of(run)]
+    metrics = dict.fromkeys(_column(metric.name) for metric in measured)
     columns = (*GIVEN, *BEFORE, *metrics, *AFTER)
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -48,11 +49,14 @@ def _rows(run: Result) -> Iterator[dict[str, Any]]:
     found = run["evaluations"]
     if not found:
         return
-    sums = {name: running_totals(run[name], found["round"]) for name in SUMS}
-    for i, t in enumerate(found["round"]):
+    rounds = found["round"]
+    columns = {_column(metric.name): found[metric.name] for metric in metrics_of(run)}
+    for name in SUMS:
+        columns[name] = running_totals(run[name], rounds)
+    for i, t in enumerate(rounds):
         row = {"round": t, "sign_error": errors.get(t)}
-        row |= {_column(metric.name): found[metric.name][i] for metric in metrics_of(run)}
-        row |= {name: by_round[i] for name, by_round in sums.items()}
+        for name, values in columns.items():
+            row[name] = values[i]
         yield shared | row
 
 
@@ -79,7 +83,8 @@ def _cell(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    return f"'{text}" if text.startswith(FORMULA) and not _is_number(text) else text
+    is_formula = text.startswith(FORMULA) and not _is_number(text)
+    return f"'{text}" if is_formula else text
 
 
 def _is_number(text: str) -> bool:

@@ -12,7 +12,7 @@ from signvote.core.rules import RULES, current
 from signvote.errors import ConfigError
 from signvote.names import check_name
 from signvote.settings import RECIPES, SETTINGS, Inner, Schedule, Settings, recipe_of, usual_evaluate_every
-from signvote.sim.attacks import parse_attack
+from signvote.sim.hostility import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
 
 LOCAL_YARDSTICKS = ("diloco", "sparseloco")  # with local steps
@@ -33,7 +33,12 @@ class Config(Settings):
         check_name("rule", self.rule, (*RULES, *YARDSTICKS))
         check_name("recipe", self.recipe, RECIPES)
         recipe = recipe_of(
-            {"recipe": self.recipe, "rule": self.rule, "local_steps": self.local_steps, "inner": self.inner}
+            {
+                "recipe": self.recipe,
+                "rule": self.rule,
+                "local_steps": self.local_steps,
+                "inner": self.inner,
+            }
         )
         for name, value in recipe.items():
             if getattr(self, name) is None:
@@ -76,7 +81,9 @@ class Config(Settings):
         self._require("top_end", self.top_end is None or 0 < self.top_end <= 1, "in (0, 1]")
         self._require("miss", 0 <= self.miss <= 1, "in [0, 1]")
         self._require(
-            "min_voters", 1 <= self.min_voters <= self.workers, f"in 1..{self.workers}, the workers"
+            "min_voters",
+            1 <= self.min_voters <= self.workers,
+            f"in 1..{self.workers}, the workers",
         )
         self._require("evaluate_every", self.evaluate_every >= 1, "1 or more")
         self._require("test_batch", self.test_batch >= 1, "1 or more")
@@ -116,17 +123,23 @@ class Config(Settings):
         return self._scheduled(number, self.rounds * (self.local_steps or 1))
 
     def _scheduled(self, number: int, steps: int) -> float:
+        risen = 1.0
         rising = self.ramp * steps
-        risen = min(1.0, number / rising) if rising else 1.0
-        angle = 0.0 if self.schedule == "constant" else math.pi * (number - 1) / steps
+        if rising:
+            risen = min(1.0, number / rising)
+        angle = 0.0
+        if self.schedule == "cosine":
+            angle = math.pi * (number - 1) / steps
         return self.step * risen * (1 + math.cos(angle)) / 2
 
     def top_at(self, round: int) -> float | None:
         """The share of the coordinates voted on in a round, from 1: from `top` to `top_end` in equal factors."""
         if self.top is None or self.top_end is None:
             return self.top
-        done = (round - 1) / max(1, self.rounds - 1)
-        return self.top * math.pow(self.top_end / self.top, done)
+        last = max(1, self.rounds - 1)
+        done = (round - 1) / last
+        factor = self.top_end / self.top
+        return self.top * math.pow(factor, done)
 
     def extends(self, other: dict[str, Any]) -> bool:
         """Whether this run is the other one, given as settings, with more rounds.
@@ -136,16 +149,16 @@ class Config(Settings):
         mine = self.as_dict()
         different = {name for name in mine | other if mine.get(name) != other.get(name)}
         is_longer = different <= LENGTH and self.rounds > other["rounds"]
-        return is_longer and self.schedule == "constant" and not self.ramp and self.top_end is None
+        is_steady = self.schedule == "constant" and not self.ramp
+        return is_longer and is_steady and self.top_end is None
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Config:
         """The configuration with the settings of `as_dict`."""
-        chosen: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in values.items()
-            if name in SETTINGS
-        }
+        chosen: dict[str, Any] = {}
+        for name, value in values.items():
+            if name in SETTINGS:
+                chosen[name] = tuple(value) if isinstance(value, list) else value
         if chosen.get("mode") is not None:
             chosen["batch_sizes"] = ()
         return cls(**chosen)

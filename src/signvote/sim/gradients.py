@@ -121,10 +121,14 @@ def evaluate(task: Task, model: nn.Module, batch: int) -> dict[str, float]:
 def by_class(task: Task, model: nn.Module, batch: int) -> list[float]:
     """The accuracy on the test data of each class; empty if the task measures no accuracy of classes."""
     labels = task.test.classes if isinstance(task.test, Data) else None
-    if labels is None or all(metric.values is not right for metric in task.metrics):
+    has_accuracy = any(metric.values is right for metric in task.metrics)
+    if labels is None or not has_accuracy:
         return []
     model.eval()
-    guesses = [model(piece.inputs).argmax(1) for _, piece in _tested(task, batch)]
+    guesses = []
+    for _, piece in _tested(task, batch):
+        outputs = model(piece.inputs)
+        guesses.append(outputs.argmax(1))
     hit = labels[torch.cat(guesses) == labels]
     count = labels.bincount()
     hits = hit.bincount(minlength=len(count))

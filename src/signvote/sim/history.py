@@ -21,7 +21,11 @@ def empty_history(task: Task) -> History:
     """The history of a run that has not begun."""
     history: History = {
         "evaluations": {"round": [], **{metric.name: [] for metric in task.metrics}},
-        "trust": {"round": [], "weight": [], "overruled": []},
+        "trust": {
+            "round": [],
+            "weight": [],
+            "overruled": [],
+        },
         "sign_error": {"round": [], "error": []},
     }
     return history | {name: [] for name in PER_ROUND}

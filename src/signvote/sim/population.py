@@ -12,7 +12,12 @@ from torch import Tensor
 from signvote.errors import ConfigError
 from signvote.tasks import Samples
 
-SMALL = {1: 0, 2: 9, 3: 12, 4: 14}  # batch mode -> how many of 15 workers have a small batch
+SMALL = {
+    1: 0,
+    2: 9,
+    3: 12,
+    4: 14,
+}  # batch mode -> how many of 15 workers have a small batch
 SMALL_BATCH = 4
 FOREVER = 2**62  # a round that no run reaches
 MAX_SEED = 2**63 - 1
@@ -185,10 +190,12 @@ class Sampler:
         epoch, start = divmod(t * missing, len(self.parts[worker]))
         drawn = []
         while missing:
-            following = self._epoch(worker, epoch)[start : start + missing]
+            shuffled = self._epoch(worker, epoch)
+            following = shuffled[start : start + missing]
             drawn.append(following)
             missing -= len(following)
-            epoch, start = epoch + 1, 0
+            epoch += 1
+            start = 0
         return torch.cat(drawn)
 
     def _shuffled(self, worker: int, epoch: int) -> Tensor:

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rules import RULES, make_rule
 from signvote.core.scaled import ScaledVotes
 from signvote.core.server import Server
 from signvote.errors import ConfigError
-from signvote.sim.attacks import parse_attack
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.gradients import Gradients
+from signvote.sim.hostility import parse_attack
 from signvote.sim.joint.passes import JointPass, is_joint
 from signvote.sim.joint.together import Together
 from signvote.sim.local import Locally
@@ -87,7 +87,11 @@ def _log_fallback(why: str) -> None:
 
 
 def make_workers(
-    work: Assignment, task: Task, machine: Machine, workshop: Workshop, phases: Phases
+    work: Assignment,
+    task: Task,
+    machine: Machine,
+    workshop: Workshop,
+    phases: Phases,
 ) -> Workers:
     """Workers with a new model: computed together where machine and model allow it, else one by one."""
     config = work.config

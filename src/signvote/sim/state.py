@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from signvote.core.encoder import Memory
+from signvote.core.encoding import Memory
 from signvote.errors import StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from signvote.sim.run import Run
 
 VERSION = 3
+State = dict[str, Any]
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, RuntimeError)
+
+
+class HasState(Protocol):
+    """A part of a run."""
+
+    def state_dict(self) -> State:
+        """Everything needed to resume."""
 
 
 def state_of(run: Run) -> dict[str, Any]:
@@ -34,10 +42,10 @@ def state_of(run: Run) -> dict[str, Any]:
         "config": json.dumps(run.config.as_dict(), sort_keys=True),
         "round": run.round,
         "model": {name: p.detach() for name, p in run.model.state_dict().items()},
-        "server": None if run.server is None else run.server.state_dict(),
-        "adam": None if run.adam is None else run.adam.state_dict(),
+        "server": _state_of(run.server),
+        "adam": _state_of(run.adam),
         "local": run.workers.local_state(),
-        "outer": None if run.outer is None else run.outer.state_dict(),
+        "outer": _state_of(run.outer),
         "averages": [memory.average for memory in memories],
         "residuals": [memory.residual for memory in memories],
         "beliefs": [memory.belief for memory in memories],
@@ -47,6 +55,11 @@ def state_of(run: Run) -> dict[str, Any]:
         "machines": run.machines,
         "data": dict(run.gradients.task.about),
     }
+
+
+def _state_of(part: HasState | None) -> State | None:
+    """The state of a part that a run may lack."""
+    return None if part is None else part.state_dict()
 
 
 def load_state(run: Run, state: dict[str, Any]) -> None:
@@ -70,11 +83,12 @@ def _check_config(run: Run, saved: dict[str, Any]) -> None:
     its = completed(saved) | saved
     if run.config.extends(its):
         return
-    differing = [
-        f"{name} {its.get(name)!r} instead of {mine.get(name)!r}"
-        for name in mine | its
-        if mine.get(name) != its.get(name)
-    ]
+    differing = []
+    for name in mine | its:
+        saved_value = its.get(name)
+        value = mine.get(name)
+        if saved_value != value:
+            differing.append(f"{name} {saved_value!r} instead of {value!r}")
     if differing:
         raise StateError(f"the checkpoint is of another run: {', '.join(differing)}")
 
@@ -87,7 +101,8 @@ def _check_data(run: Run, saved: dict[str, str]) -> None:
 
 
 def _words(about: dict[str, str]) -> str:
-    return ", ".join(f"{name} {text}" for name, text in about.items()) or "none that are described"
+    described = [f"{name} {text}" for name, text in about.items()]
+    return ", ".join(described) or "none that are described"
 
 
 def _check_history(run: Run, state: dict[str, Any]) -> None:
@@ -97,10 +112,9 @@ def _check_history(run: Run, state: dict[str, Any]) -> None:
     if _lists(history) != _lists(run.history):
         raise StateError("the checkpoint is damaged: its history does not have the measurements of a run")
     for name in PER_ROUND:
-        if len(history[name]) != round:
-            raise StateError(
-                f"the checkpoint is damaged: it has {len(history[name])} {name} of {round} rounds"
-            )
+        found = len(history[name])
+        if found != round:
+            raise StateError(f"the checkpoint is damaged: it has {found} {name} of {round} rounds")
     for what in history.keys() - set(PER_ROUND):
         lengths = {len(values) for values in history[what].values()}
         if len(lengths) != 1:
@@ -115,10 +129,10 @@ def _lists(history: Any) -> Any:
 
 
 def _load(run: Run, state: dict[str, Any]) -> None:
-    memories = [
-        Memory(*(_memory(run, kept) for kept in kinds))
-        for kinds in zip(state["averages"], state["residuals"], _beliefs(state), strict=True)
-    ]
+    memories = []
+    for kept in zip(state["averages"], state["residuals"], _beliefs(state), strict=True):
+        average, residual, belief = (_memory(run, each) for each in kept)
+        memories.append(Memory(average, residual, belief))
     decision = state["decision"]
     last_decision = None if decision is None else Planes(*decision)
     seconds = {phase: float(state["seconds"][phase]) for phase in PHASES}
@@ -155,7 +169,9 @@ def _beliefs(state: dict[str, Any]) -> list[Tensor | None]:
 
 def _memory(run: Run, kept: Tensor | None) -> Tensor | None:
     """A memory that has the shape of a gradient."""
-    if kept is not None and (kept.shape != run.gradients.x.shape or not kept.is_floating_point()):
+    if kept is None:
+        return None
+    if kept.shape != run.gradients.x.shape or not kept.is_floating_point():
         raise StateError(
             f"the checkpoint is damaged: a memory is {tuple(kept.shape)} numbers of {kept.dtype}"
         )

@@ -85,7 +85,13 @@ def _runs(shared: dict[str, Any], grid: dict[str, Any], seeds: Sequence[int]) ->
     seeds_here = settings.pop("seeds", [0])
     values: dict[str, Any] = {name: _ready(name, value) for name, value in settings.items()}
     configs = [
-        Config(mode=mode, attack=attack, seed=seed, rule=rule, **values)
+        Config(
+            mode=mode,
+            attack=attack,
+            seed=seed,
+            rule=rule,
+            **values,
+        )
         for mode, attack, seed, rule in product(modes, attacks, seeds or seeds_here, rules)
     ]
     _check_options(rules, settings.get("options", {}))

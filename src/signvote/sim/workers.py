@@ -16,15 +16,16 @@ from torch import Tensor
 
 from signvote.core.ballot import Ballot, parse
 from signvote.core.bits import SERVER
-from signvote.core.encoder import Encoder, Encoding, Memory
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding, Memory
 from signvote.core.layout import Layout
 from signvote.core.outer import Outer
 from signvote.core.server import Server
 from signvote.core.vote import Votes
 from signvote.kernels import Planes, words_for
-from signvote.sim.attacks import Hostility, stacked
 from signvote.sim.config import Config
 from signvote.sim.gradients import Gradients, evaluate
+from signvote.sim.hostility import Hostility, stacked
 from signvote.sim.phases import Phases
 from signvote.sim.population import Absence, Sampler, present
 from signvote.sim.yardsticks import AGGREGATES
@@ -72,7 +73,12 @@ class Assignment:
         last = None
         if last_decision is not None:
             last = last_decision.map(lambda plane: plane.to(device))
-        return self.hostility.change(votes, seed=self.config.seed, round=t, last=last)
+        return self.hostility.change(
+            votes,
+            seed=self.config.seed,
+            round=t,
+            last=last,
+        )
 
 
 class Workers(ABC):
@@ -183,7 +189,13 @@ class OneByOne(Workers):
         bytes_up = sum(map(len, ballots.values()))
         bytes_down = len(message) * len(ballots)
         self._sent = (bytes_up, bytes_down)
-        decision = parse(message, layout=self.layout, run=self.work.config.seed, round=t, worker=SERVER)
+        decision = parse(
+            message,
+            layout=self.layout,
+            run=self.work.config.seed,
+            round=t,
+            worker=SERVER,
+        )
         self._follow(votes, decision)
         device = self.gradients.x.device
         return decision.planes().map(lambda plane: plane.to(device))

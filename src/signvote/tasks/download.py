@@ -76,7 +76,12 @@ def _idx_sources(
     found = []
     for name, size, packed_md5, plain_md5 in zip(names, sizes, packed, plain, strict=True):
         file = File(name=f"{task}/{name}", size=size, md5=plain_md5)
-        source = Source(url=f"{url}/{name}.gz", size=packed[packed_md5], md5=packed_md5, files=(file,))
+        source = Source(
+            url=f"{url}/{name}.gz",
+            size=packed[packed_md5],
+            md5=packed_md5,
+            files=(file,),
+        )
         found.append(source)
     return found
 

@@ -33,7 +33,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, length, width) -> the same shape."""
         n, length, width = x.shape
-        split = self.inside(x).view(n, length, 3, self.heads, width // self.heads)
+        of_a_head = width // self.heads
+        inside = self.inside(x)
+        split = inside.view(n, length, 3, self.heads, of_a_head)
         query, key, value = split.permute(2, 0, 3, 1, 4)  # (n, heads, length, width / heads) each
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed = mixed.transpose(1, 2).reshape(n, length, width)
@@ -55,7 +57,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, length, width) -> the same shape."""
         x = x + self.attention(self.norm1(x))
-        hidden = F.gelu(self.inside(self.norm2(x)))
+        normalized = self.norm2(x)
+        hidden = F.gelu(self.inside(normalized))
         out: Tensor = x + self.out(hidden)
         return out
 
@@ -85,6 +88,18 @@ class Gpt(nn.Module):
 
 
 GPTS = {
-    "gpt-tiny": partial(Gpt, context=64, width=64, layers=2, heads=4),
-    "gpt-small": partial(Gpt, context=256, width=256, layers=6, heads=8),
+    "gpt-tiny": partial(
+        Gpt,
+        context=64,
+        width=64,
+        layers=2,
+        heads=4,
+    ),
+    "gpt-small": partial(
+        Gpt,
+        context=256,
+        width=256,
+        layers=6,
+        heads=8,
+    ),
 }

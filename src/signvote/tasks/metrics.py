@@ -84,7 +84,13 @@ def worst_class(classes: int) -> Measure:
         shares: Tensor = hits / members
         return shares.nan_to_num(1.0).min()
 
-    return Measure(name="worst class", unit=SHARE, more_is_better=True, values=values, finish=smallest)
+    return Measure(
+        name="worst class",
+        unit=SHARE,
+        more_is_better=True,
+        values=values,
+        finish=smallest,
+    )
 
 
 def loss(unit: str = "") -> Measure:
@@ -99,7 +105,12 @@ def perplexity() -> Measure:
 
 def rmse(unit: str = "") -> Measure:
     """The root of the mean squared error, for outputs and labels of one shape."""
-    return Measure(name="rmse", unit=unit, values=_squares, finish=_root)
+    return Measure(
+        name="rmse",
+        unit=unit,
+        values=_squares,
+        finish=_root,
+    )
 
 
 def mae(unit: str = "") -> Measure:
@@ -150,7 +161,10 @@ def sums_of(metrics: Sequence[Measure], samples: int, outputs: Any, labels: Any)
 
 
 def finished(
-    metrics: Sequence[Measure], samples: int, loss: float, sums: dict[str, Tensor]
+    metrics: Sequence[Measure],
+    samples: int,
+    loss: float,
+    sums: dict[str, Tensor],
 ) -> dict[str, float]:
     """Each metric by name, from its sum over all samples."""
     found = {}

@@ -69,7 +69,13 @@ class BatchNormReLU(nn.BatchNorm2d):
         return batch_norm_relu(x, shortcut, self.weight, self.bias, self.eps)
 
 
-def batch_norm_relu(x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def batch_norm_relu(
+    x: Tensor,
+    shortcut: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+) -> Tensor:
     """relu(batch norm + shortcut) as one function, so that a kernel can compute it in one pass over memory."""
     if has_torch_function_unary(x):
         replaced: Tensor = handle_torch_function(batch_norm_relu, (x,), x, shortcut, weight, bias, eps)

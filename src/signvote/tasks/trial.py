@@ -39,7 +39,13 @@ def tried(task: Task, model: nn.Module) -> None:
         model.train(was_training)
 
 
-def _try(task: Task, model: nn.Module, name: str, samples: Samples, device: torch.device) -> None:
+def _try(
+    task: Task,
+    model: nn.Module,
+    name: str,
+    samples: Samples,
+    device: torch.device,
+) -> None:
     indices = torch.tensor([0, len(samples) - 1], device=device)
     doing = f"read {name} data"
     batch = Batch(None)

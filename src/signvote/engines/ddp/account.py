@@ -33,7 +33,10 @@ def account(
 
     """
     sentences = [f"{stage} failed on rank {ranks[mine]}: {reports[mine]}"]
-    alive = [f"rank {ranks[r]} is alive and reports: {error}" for r, error in reports.items() if r != mine]
+    alive = []
+    for r, error in reports.items():
+        if r != mine:
+            alive.append(f"rank {ranks[r]} is alive and reports: {error}")
     if alive:
         sentences.append("; ".join(alive))
     sentences += _connections(reports, ranks, addresses)
@@ -50,19 +53,29 @@ def _connections(
     addresses: Mapping[int, Sequence[str]],
 ) -> list[str]:
     """What the errors show about connections; nothing if they show nothing."""
-    endpoints = {r: found for r, error in reports.items() if (found := ENDPOINT.search(error))}
+    endpoints = {}
+    timed_out = []
+    for r, error in reports.items():
+        found = ENDPOINT.search(error)
+        if found:
+            endpoints[r] = found
+        elif TIMED_OUT.search(error):
+            timed_out.append(str(ranks[r]))
     lost = []
     for r, endpoint in endpoints.items():
+        address = endpoint[1]
         others = [s for s in endpoints if endpoints[s][0] == endpoint[0]]  # that lost the same rank
-        there = [str(ranks[s]) for s in addresses if s not in others and endpoint[1] in addresses[s]]
-        owner = f"rank {' or '.join(there)} at {endpoint[1]}" if there else endpoint[1]
+        there = []
+        for s, its_addresses in addresses.items():
+            if s not in others and address in its_addresses:
+                there.append(str(ranks[s]))
+        owner = f"rank {' or '.join(there)} at {address}" if there else address
         lost.append(f"rank {ranks[r]} lost its connection to {owner}")
-    timed_out = [r for r, error in reports.items() if r not in endpoints and TIMED_OUT.search(error)]
     sentences = []
     if lost:
         sentences.append("; ".join(lost))
     if timed_out:
-        names = ", ".join(str(ranks[r]) for r in timed_out)
+        names = ", ".join(timed_out)
         sentences.append(f"rank {names} waited in vain for another rank")
     if sentences and len(reports) == len(ranks):
         sentences.append("Every rank is alive: look for a link between them that is cut or too slow")

@@ -50,7 +50,11 @@ class Decided(NamedTuple):
 Requests = dict[int, Read | Change]
 Answers = Mapping[int, Slip | None]  # None: no such slip; no entry: no answer
 
-BLANK: Slip = {"promised": [0, 0], "accepted": [0, 0], "value": None}
+BLANK: Slip = {
+    "promised": [0, 0],
+    "accepted": [0, 0],
+    "value": None,
+}
 
 
 def is_majority(some: Collection[int], members: Collection[int]) -> bool:
@@ -59,7 +63,9 @@ def is_majority(some: Collection[int], members: Collection[int]) -> bool:
 
 
 def propose(
-    members: Collection[int], ballot: Ballot, value: Any
+    members: Collection[int],
+    ballot: Ballot,
+    value: Any,
 ) -> Generator[Requests, Answers, Decided | Refusal]:
     """Propose a value. Yields requests by member, and wants their answers; the result is what came of it.
 
@@ -70,18 +76,23 @@ def propose(
 
     """
     found = _known((yield {member: Read() for member in members}))
-    largest = max((tuple(slip["promised"]) for slip in found.values()), default=(0, 0))
+    known = [tuple(slip["promised"]) for slip in found.values()]
+    largest = max(known, default=(0, 0))
     if not is_majority(found, members) or largest >= ballot:
         return Refusal(largest[0], len(found))
-    promises: Requests = {
-        member: Change(slip, slip | {"promised": list(ballot)}) for member, slip in found.items()
-    }
+    promises: Requests = {}
+    for member, before in found.items():
+        promises[member] = Change(before, before | {"promised": list(ballot)})
     promised = _changed(promises, (yield promises))
     if not is_majority(promised, members):
         return Refusal(largest[0], len(promised))
     accepted = max(promised.values(), key=lambda slip: tuple(slip["accepted"]))
     chosen = value if accepted["value"] is None else accepted["value"]
-    slip = {"promised": list(ballot), "accepted": list(ballot), "value": chosen}
+    slip = {
+        "promised": list(ballot),
+        "accepted": list(ballot),
+        "value": chosen,
+    }
     writes: Requests = {member: Change(before, slip) for member, before in promised.items()}
     written = _changed(writes, (yield writes))
     if not is_majority(written, members):
@@ -96,8 +107,9 @@ def _known(answers: Answers) -> dict[int, Slip]:
 
 def _changed(requests: Requests, answers: Answers) -> dict[int, Slip]:
     """The slips that are now as they were to be."""
-    return {
-        member: slip
-        for member, slip in _known(answers).items()
-        if isinstance(request := requests[member], Change) and slip == request.desired
-    }
+    changed = {}
+    for member, slip in _known(answers).items():
+        request = requests[member]
+        if isinstance(request, Change) and slip == request.desired:
+            changed[member] = slip
+    return changed

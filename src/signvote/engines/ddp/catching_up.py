@@ -8,7 +8,7 @@ one gets the parameters. Trust is the same on all members, so it is copied. Mome
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,7 +68,7 @@ class Story:
     def catch_up(self, group: ViewGroup) -> None:
         """Become equal to the member furthest ahead. Every member calls this."""
         standings = self._standings(group)
-        leader = max(range(group.world), key=lambda rank: (*standings[rank][:2], -rank))
+        leader = _furthest(standings)
         letters = [b""] * group.world
         if group.rank == leader:
             letters = [self._letter(each.link) for each in standings]
@@ -82,7 +82,12 @@ class Story:
         link = torch.frombuffer(bytearray(self.past.link), dtype=torch.int64)
         mine = torch.cat([torch.tensor([self.settled, self.round]), link])
         rows = gathered_rows(group, mine, round=0)
-        return [Standing(int(row[0]), int(row[1]), row[2:].numpy().tobytes()) for row in rows]
+        found = []
+        for row in rows:
+            settled, round = row[:2].tolist()
+            its_link = row[2:].numpy().tobytes()
+            found.append(Standing(settled, round, its_link))
+        return found
 
     def _letter(self, link: bytes) -> bytes:
         """What a member with this link lacks."""
@@ -122,3 +127,9 @@ class Story:
     def wait_for_all(self, group: ViewGroup) -> None:
         """Wait until all members call this."""
         self._standings(group)
+
+
+def _furthest(standings: Sequence[Standing]) -> int:
+    """The rank of the member that is furthest; of several the first."""
+    ahead = [(each.settled, each.round) for each in standings]
+    return ahead.index(max(ahead))

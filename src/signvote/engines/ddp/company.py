@@ -78,7 +78,9 @@ class Company:
                     self.lose(str(error))
         except EngineError as error:
             log.warning(
-                "signvote: worker %d left, and not all others with it: %s", self.membership.worker, error
+                "signvote: worker %d left, and not all others with it: %s",
+                self.membership.worker,
+                error,
             )
         finally:
             self.lose("the end")

@@ -85,7 +85,8 @@ def check(digests: Sequence[int], ranks: Sequence[int], stage: str) -> None:
         found = f"ranks have different parameters, and no majority has the same: {' | '.join(kinds)}"
         call = "copy_from_majority(state, model, source=RANK)"
     else:
-        odd = [rank for rank, each in zip(ranks, digests, strict=True) if each != usual]
+        pairs = zip(ranks, digests, strict=True)
+        odd = [rank for rank, each in pairs if each != usual]
         verb = "has" if len(odd) == 1 else "have"
         names = ", ".join(map(str, odd))
         found = (
@@ -99,7 +100,9 @@ def check(digests: Sequence[int], ranks: Sequence[int], stage: str) -> None:
 
 def _named(digests: Sequence[int], ranks: Sequence[int], digest: int) -> str:
     """The ranks with this digest."""
-    return ", ".join(str(rank) for rank, its in zip(ranks, digests, strict=True) if its == digest)
+    pairs = zip(ranks, digests, strict=True)
+    named = [str(rank) for rank, its in pairs if its == digest]
+    return ", ".join(named)
 
 
 @torch.no_grad()
@@ -120,7 +123,7 @@ def copy_from_majority(state: Voting, model: nn.Module, source: int | None = Non
 
     """
     group = state.poll.team.voters
-    digests = state.poll.digests()
+    digests = state.poll.comparison.of_voters(state.poll.team)
     if source is None:
         usual = majority(digests)
         if usual is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from signvote import checkpoint
-from signvote.core.ballot import REASONS
-from signvote.core.encoder import Encoding, Memory
+from signvote.core.encoding import Encoding, Memory
+from signvote.core.header import REASONS
 from signvote.core.report import Refusal, RoundReport
 from signvote.core.rule import Rule
 from signvote.core.server import Server
@@ -32,7 +32,7 @@ from signvote.engines.ddp.fixed import Outcome
 from signvote.engines.ddp.handshake import SETTINGS, Member
 from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.past import Decided, Past
-from signvote.engines.ddp.poll import Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.process_group import Alone
 from signvote.engines.ddp.sealed import FAULTS
 from signvote.engines.ddp.sealed_exchange import SealedExchange
@@ -41,6 +41,7 @@ from signvote.engines.ddp.status import Status
 from signvote.engines.ddp.stepping import Setting
 from signvote.engines.ddp.team import Team
 from signvote.engines.ddp.torch_names import sharding_of
+from signvote.engines.ddp.transport import Transport
 from signvote.engines.ddp.view_group import Lost
 from signvote.errors import ConfigError, EngineError
 from signvote.formats import check_state
@@ -118,7 +119,7 @@ class ElasticPoll(Poll):
     def story(self) -> Story:
         """What is the same on every member; it begins with the parameters as they are at the first step."""
         if self._story is None:
-            origin = repr((self.round, self._digest())).encode() + checkpoint.to_bytes(
+            origin = repr((self.round, self.comparison.digest())).encode() + checkpoint.to_bytes(
                 self.server.state_dict()
             )
             past = Past(hashlib.blake2b(origin, digest_size=16).digest())
@@ -132,9 +133,8 @@ class ElasticPoll(Poll):
 
     # ---- a round ---------------------------------------------------------------------------------
 
-    def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
-        """Take in gradients and encode them."""
-        self.sender.put(parameters, gradients)
+    def _introduce(self) -> None:
+        """Members meet in `decide`."""
 
     def decide(self, batch_size: int, *, seconds: float = 0.0, used: Sequence[bool] = ()) -> Outcome:
         """Hold the vote, or catch up: then nothing is decided here, and the next gradient is for a later round.
@@ -187,13 +187,14 @@ class ElasticPoll(Poll):
         faults = torch.tensor(exchange.faults)
         bits = pack(torch.tensor(used, dtype=torch.bool))
         rows = exchange.gather(torch.cat([numbers, faults, bits]))
-        n = len(numbers)
-        end = n + len(faults)
+        sizes = [len(numbers), len(faults), len(bits)]
+        its_numbers, its_faults, its_bits = torch.split(rows, sizes, dim=1)
+        by_rank = unpack(its_bits.contiguous(), len(used))
         return Round(
-            statuses=[Status(*row[:-1]) for row in rows[:, :n].tolist()],
-            used=unpack(rows[:, end:].contiguous(), len(used)).any(0).tolist(),
-            faults=rows[:, n:end].amax(0).tolist(),
-            has_knocks=bool(rows[:, n - 1].any()),
+            statuses=[Status(*row[:-1]) for row in its_numbers.tolist()],
+            used=by_rank.any(0).tolist(),
+            faults=its_faults.amax(0).tolist(),
+            has_knocks=bool(its_numbers[:, -1].any()),
         )
 
     def _compare(self, statuses: Sequence[Status]) -> None:
@@ -206,11 +207,18 @@ class ElasticPoll(Poll):
         """The decision, and who made it; None: they were too few."""
         ids = self.handshake.ids
         round = self.round + 1
-        voted = [rank for rank, each in enumerate(known.statuses) if each.votes]
-        ranks = [rank for rank in voted if not known.faults[rank]]
-        abstained = {ids[r]: REASONS[s.reason] for r, s in enumerate(known.statuses) if not s.votes}
-        refused = tuple(_refusal(ids[r], round, known.faults[r]) for r in voted if known.faults[r])
-        report = RoundReport(round=round, abstained=abstained, refused=refused)
+        ranks = []  # whose votes count
+        abstained = {}
+        refused = []
+        for rank, status in enumerate(known.statuses):
+            fault = known.faults[rank]
+            if not status.votes:
+                abstained[ids[rank]] = REASONS[status.reason]
+            elif fault:
+                refused.append(_refusal(ids[rank], round, fault))
+            else:
+                ranks.append(rank)
+        report = RoundReport(round=round, abstained=abstained, refused=tuple(refused))
         if len(ranks) < self.server.min_voters:
             self.server.finish(report, NOTHING, {})
             return empty_decision(self.placement.size, None, self.exchange.device), None
@@ -321,7 +329,11 @@ class ElasticPoll(Poll):
         if settings.save is not None and self.round % settings.save_every == 0:
             checkpoint.save(
                 settings.save,
-                {**self._owner(), "round": self.round, "average": self.sender.memory.average},
+                {
+                    **self._owner(),
+                    "round": self.round,
+                    "average": self.sender.memory.average,
+                },
             )
 
     def _load(self) -> None:
@@ -334,7 +346,11 @@ class ElasticPoll(Poll):
         self.sender.load_memory(Memory(state["average"], None, None))
 
     def _owner(self) -> State:
-        return {**self._identity(), "worker": self.worker_id, "run": self.server.run}
+        return {
+            **self._identity(),
+            "worker": self.worker_id,
+            "run": self.server.run,
+        }
 
 
 def check(rule: Rule, encoding: Encoding, transport: Transport, parameters: Mapping[str, Tensor]) -> None:

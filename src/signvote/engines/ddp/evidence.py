@@ -56,7 +56,13 @@ class Packing:
     """
 
     def __init__(
-        self, shapes: Shapes, groups: Ranges, owned: Sequence[Ranges], tensors: Ranges = (), *, dense: bool
+        self,
+        shapes: Shapes,
+        groups: Ranges,
+        owned: Sequence[Ranges],
+        tensors: Ranges = (),
+        *,
+        dense: bool,
     ) -> None:
         first: list[Array] = []  # of each number: the first count that it stands for
         number: list[Array] = []  # of each count: the number that stands for it
@@ -66,11 +72,13 @@ class Packing:
         for name, shape in shapes:
             key, group = _keys(name, shape, dense)
             _, firsts, inverse = np.unique(key, return_index=True, return_inverse=True)
-            spans = tensors if name == MAGNITUDES else groups
+            of_tensors = name == MAGNITUDES
+            spans = tensors if of_tensors else groups
             coordinates = _coordinates(name, shape, spans, owned)
             is_zero = key[firsts] < 0
-            at_most = np.where(is_zero, 0, coordinates[:, group[firsts]])
-            if name == MAGNITUDES:
+            counted = coordinates[:, group[firsts]]
+            at_most = np.where(is_zero, 0, counted)
+            if of_tensors:
                 at_most = at_most * MOST
             first.append(counts + firsts)
             number.append(numbers + inverse.reshape(-1))
@@ -91,7 +99,8 @@ class Packing:
         kept = torch.from_numpy(places.bytes)
         message = torch.zeros(self.words, dtype=torch.int64)
         packed = message.view(torch.uint8)
-        packed[: len(kept)] = counts[picked].view(torch.uint8)[kept]
+        raw = counts[picked].view(torch.uint8)
+        packed[: len(kept)] = raw[kept]
         restored = self._restored(packed.numpy(), rank)
         fits = torch.equal(restored[self._number], counts)
         packed[-1] = not fits
@@ -111,8 +120,8 @@ class Packing:
         rows = messages.contiguous().numpy().view(np.uint8)
         if rows[:, -1].any():
             return None
-        sums = sum(self._restored(row, rank) for rank, row in enumerate(rows))
-        assert isinstance(sums, Tensor)  # there is a rank
+        by_rank = [self._restored(row, rank) for rank, row in enumerate(rows)]
+        sums = torch.stack(by_rank).sum(0)
         return sums[self._number]
 
 
@@ -136,8 +145,10 @@ class Packings:
 
     def of(self, evidence: Evidence) -> Packing:
         """The packing for counts of such shapes."""
-        counts = _counts(evidence)
-        shapes = tuple((name, tuple(count.shape)) for name, count in counts.items())
+        found = []
+        for name, count in _counts(evidence).items():
+            found.append((name, tuple(count.shape)))
+        shapes = tuple(found)
         if shapes not in self._known:
             self._known[shapes] = Packing(shapes, self.groups, self.owned, self.tensors, dense=self.dense)
         return self._known[shapes]
@@ -152,10 +163,11 @@ def in_a_row(evidence: Evidence) -> Tensor:
 def with_counts(evidence: Evidence, row: Tensor) -> Evidence:
     """The same evidence with other counts."""
     counts = _counts(evidence)
-    parts = torch.split(row, [count.numel() for count in counts.values()])
-    shaped: dict[str, Any] = {
-        name: part.view(count.shape) for (name, count), part in zip(counts.items(), parts, strict=True)
-    }
+    sizes = [count.numel() for count in counts.values()]
+    parts = torch.split(row, sizes)
+    shaped: dict[str, Any] = {}
+    for (name, count), part in zip(counts.items(), parts, strict=True):
+        shaped[name] = part.view(count.shape)
     return replace(evidence, **shaped)
 
 
@@ -171,13 +183,14 @@ def _keys(name: str, shape: tuple[int, ...], dense: bool) -> tuple[Array, Array]
         tensors = np.arange(shape[0])
         return tensors, tensors
     at = np.indices(shape)
-    workers = max(shape[-2:]) if name in PAIRS else shape[0]
+    is_of_pairs = name in PAIRS
+    workers = max(shape[-2:]) if is_of_pairs else shape[0]
     is_square = shape[-2:] == (workers, workers)
-    if name in PAIRS:
+    if is_of_pairs:
         *groups, one, other = at
-        who = one * workers + other
-        if is_square:
-            who = np.minimum(one, other) * workers + np.maximum(one, other)
+        lower = np.minimum(one, other) if is_square else one
+        higher = np.maximum(one, other) if is_square else other
+        who = lower * workers + higher
     else:
         who, *groups = at
     group = groups[0] if groups else np.zeros_like(who)
@@ -194,20 +207,25 @@ def _coordinates(name: str, shape: tuple[int, ...], groups: Ranges, owned: Seque
 
     Pairs are compared in whole words. Counts by other groups than the rule's are bounded by all coordinates.
     """
-    count = shape[0] if name in PAIRS else shape[-1]
-    if name in PAIRS and len(shape) == 2:
+    is_of_pairs = name in PAIRS
+    count = shape[0] if is_of_pairs else shape[-1]
+    if is_of_pairs and len(shape) == 2:
         count = 1
-    spans = np.array(groups if count == len(groups) else [(0, groups[-1][1])] * count).reshape(-1, 2)
-    starts, stops = spans.T
-    if name in PAIRS:
+    ranges = groups
+    if count != len(groups):
+        everything = (0, groups[-1][1])
+        ranges = [everything] * count
+    starts, stops = np.array(ranges).reshape(-1, 2).T
+    if is_of_pairs:
         starts = starts // WORD * WORD
         stops = -(-stops // WORD) * WORD
     found = []
-    for ranges in owned:
-        mine = np.array(ranges)
+    for its_ranges in owned:
+        mine = np.array(its_ranges)
         first = np.maximum(mine[:, :1], starts)
         last = np.minimum(mine[:, 1:], stops)
-        found.append((last - first).clip(0).sum(0))
+        inside = (last - first).clip(0)
+        found.append(inside.sum(0))
     return np.stack(found)
 
 
@@ -220,6 +238,8 @@ def _bytes_for(bounds: Array) -> Array:
 
 def _places(widths: Array) -> Places:
     """What a rank sends, by the bytes that each number has there."""
-    numbers = widths.nonzero()[0]
-    kept = np.arange(BYTES) < widths[numbers][:, None]
-    return Places(numbers, kept.reshape(-1).nonzero()[0])
+    (numbers,) = widths.nonzero()
+    width = widths[numbers][:, None]
+    is_kept = np.arange(BYTES) < width
+    (places,) = is_kept.reshape(-1).nonzero()
+    return Places(numbers, places)

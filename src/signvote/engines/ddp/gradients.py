@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,15 @@ from signvote.engines.ddp.torch_names import copy_all_, local_of
 from signvote.kernels import Planes, backend
 
 VECTORS = 2  # in use: this round's, and the momentum that it swaps with
+
+Taken = list[tuple[Part, Tensor | None]]  # parts of the vector, and the gradient of each; None: zero
+
+
+class InChunk(NamedTuple):
+    """Some coordinates of a part, those that lie in one chunk."""
+
+    chunk: int
+    size: int
 
 
 class Bucket(NamedTuple):
@@ -75,9 +84,13 @@ class Gradients:
         self.vector = torch.zeros(placement.size, dtype=dtype, device=device)
         self.views = Views(placement, {name: local_of(each).shape for name, each in parameters.items()})
         self._parameters = parameters
-        self._parts = {id(parameters[part.name]): part for part in placement.parts}
-        self._lengths = _lengths(placement, shares)
-        self._count = sum(part.start < part.stop for part in placement.parts)  # of parts with coordinates
+        held = [part for part in placement.parts if part.start < part.stop]
+        self._parts = {id(parameters[part.name]): part for part in held}
+        self._in_chunks = {part.name: _in_chunks(part, shares) for part in held}
+        self._lengths = [0] * shares.chunks  # coordinates of parameters, by chunk
+        for chunks in self._in_chunks.values():
+            for chunk, size in chunks:
+                self._lengths[chunk] += size
         self.begin()
 
     def begin(self) -> None:
@@ -85,23 +98,29 @@ class Gradients:
         self._missing = dict(self._parts)
         self._left = list(self._lengths)  # coordinates without a gradient, by chunk
 
-    def take(
-        self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]
-    ) -> list[tuple[Part, Tensor | None]]:
+    def take(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> Taken:
         """The places of these gradients in the vector.
 
         A parameter that is not trained, has no elements, or has its gradient already is left out.
         """
         parts = [self._missing.pop(id(parameter), None) for parameter in parameters]
         pairs = zip(parts, gradients, strict=True)
-        return [(part, gradient) for part, gradient in pairs if part is not None and part.start < part.stop]
+        return [(part, gradient) for part, gradient in pairs if part is not None]
 
-    def take_missing(self) -> list[tuple[Part, Tensor | None]]:
+    def take_all(self, gradients: list[Tensor | None]) -> Taken:
+        """The same for the gradients of all parameters, in the order of the layout."""
+        is_new = len(self._missing) == len(self._parts) == len(gradients)
+        if not is_new:
+            return self.take(self._parameters.values(), gradients)
+        self._missing = {}
+        return list(zip(self._parts.values(), gradients, strict=True))
+
+    def take_missing(self) -> Taken:
         """The places of all gradients that are missing."""
         missing = [self._parameters[part.name] for part in self._missing.values()]
         return self.take(missing, [None] * len(missing))
 
-    def copy(self, taken: Sequence[tuple[Part, Tensor | None]]) -> None:
+    def copy(self, taken: Taken) -> None:
         """Copy gradients into the vector; None is zero."""
         views = self.views.of(self.vector)
         for part, gradient in taken:
@@ -111,23 +130,20 @@ class Gradients:
         given = [gradient for _, gradient in taken if gradient is not None]
         copy_all_(places, given)
 
-    def complete(self, taken: Sequence[tuple[Part, Tensor | None]]) -> list[int]:
+    def complete(self, taken: Taken) -> list[int]:
         """The chunks that are complete now that these gradients are in the vector."""
-        if len(taken) == self._count:
+        if len(taken) == len(self._parts):
             self._left = [0] * len(self._lengths)
             return list(range(len(self._lengths)))
-        return sorted(number for part, _ in taken for number in self._completed(part))
+        return sorted(number for part, _ in taken for number in self.completed(part))
 
-    def _completed(self, part: Part) -> list[int]:
-        """The chunks that a part completes."""
+    def completed(self, part: Part) -> list[int]:
+        """The chunks that are complete now that one more part is in the vector."""
         complete = []
-        for number in self.shares.touched(part.start, part.stop):
-            chunk = self.shares.chunk(number)
-            first = max(chunk.start, part.start)
-            last = min(chunk.stop, part.stop)
-            self._left[number] -= last - first
-            if self._left[number] == 0:
-                complete.append(number)
+        for chunk, size in self._in_chunks[part.name]:
+            self._left[chunk] -= size
+            if self._left[chunk] == 0:
+                complete.append(chunk)
         return complete
 
     @property
@@ -154,11 +170,12 @@ class Gradients:
                 gradient.copy_(flat)
 
 
-def _lengths(placement: Placement, shares: Shares) -> Sequence[int]:
-    """How many coordinates of parameters lie in each chunk."""
-    lengths = [0] * shares.chunks
-    for part in placement.parts:
-        for number in shares.touched(part.start, part.stop):
-            chunk = shares.chunk(number)
-            lengths[number] += min(chunk.stop, part.stop) - max(chunk.start, part.start)
-    return lengths
+def _in_chunks(part: Part, shares: Shares) -> list[InChunk]:
+    """The chunks that a part lies in."""
+    found = []
+    for number in shares.touched(part.start, part.stop):
+        chunk = shares.chunk(number)
+        first = max(chunk.start, part.start)
+        last = min(chunk.stop, part.stop)
+        found.append(InChunk(number, last - first))
+    return found

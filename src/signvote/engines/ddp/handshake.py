@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.server import Server
 from signvote.engines.ddp.drift import digest
@@ -125,7 +125,12 @@ def _worker_ids(members: Sequence[Member], team: Team) -> list[int]:
 
 
 def settings_of(
-    server: Server, encoding: Encoding, *, chunk: int, check_every: int, steps: str = ""
+    server: Server,
+    encoding: Encoding,
+    *,
+    chunk: int,
+    check_every: int,
+    steps: str = "",
 ) -> dict[str, str]:
     """A text for each of SETTINGS. Made before the rule owns its coordinates, which differ by rank."""
     return {
@@ -174,10 +179,14 @@ def described(value: object, depth: int = 12) -> str:
     if isinstance(value, Layout | Tensor) or depth == 0:
         return name
     if isinstance(value, Mapping):
-        entries = [f"{described(key, depth - 1)}: {described(its, depth - 1)}" for key, its in value.items()]
+        entries = []
+        for key, its in value.items():
+            its_name = described(key, depth - 1)
+            entries.append(f"{its_name}: {described(its, depth - 1)}")
         return f"{name}({', '.join(sorted(entries))})"
     if isinstance(value, list | tuple):
-        return f"{name}({', '.join(described(each, depth - 1) for each in value)})"
+        items = [described(each, depth - 1) for each in value]
+        return f"{name}({', '.join(items)})"
     inside = getattr(value, "__dict__", None)
     return name + described(inside, depth - 1) if inside else name
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.encoding import Encoding, check_batch_size
 from signvote.core.layout import Layout, trainable
 from signvote.core.outer import Outer
 from signvote.core.rule import Rule
@@ -29,9 +29,9 @@ from signvote.core.scaled import ScaledVotes
 from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.modules import Surroundings
-from signvote.engines.ddp.poll import CHUNK, Transport
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.torch_names import copy_all_
+from signvote.engines.ddp.transport import CHUNK, Transport
 from signvote.engines.ddp.voted import entries_of, make_poll
 from signvote.errors import ConfigError
 from signvote.formats import check_state, upgraded

@@ -97,17 +97,23 @@ class Membership:
         leader = min(peers)
         if self.worker != leader or any(each.facts != self.facts for each in seen.values()):
             return
-        people = {w: self._known[w]._replace(boot=each.boot) for w, each in seen.items()}
-        view = View(1, dict(sorted({**people, self.worker: self.me}.items())))
-        wanted = view.to_json()
-        requests = {
-            worker: (people[worker].address, {"change": "founding", "from": each.founding, "to": wanted})
-            for worker, each in seen.items()
-            if each.founding != "adopted"
-        }
-        answers, _ = ask_all(requests, self.settings.answer)
-        if all(answers.get(worker) == wanted for worker in people):
+        members = {self.worker: self.me}
+        for worker, each in seen.items():
+            members[worker] = self._known[worker]._replace(boot=each.boot)
+        view = View(1, dict(sorted(members.items())))
+        if self._all_adopt(view, seen):
             self._adopt(view)
+
+    def _all_adopt(self, view: View, seen: Mapping[int, Seen]) -> bool:
+        """Write the first view on all others. Whether each of them adopts it now."""
+        wanted = view.to_json()
+        requests = {}
+        for worker, each in seen.items():
+            if each.founding != "adopted":
+                change = {"change": "founding", "from": each.founding, "to": wanted}
+                requests[worker] = (view.members[worker].address, change)
+        answers, _ = ask_all(requests, self.settings.answer)
+        return all(answers.get(worker) == wanted for worker in seen)
 
     def _compare(self, seen: Mapping[int, Seen]) -> None:
         """Raise if this worker differs from the first of the others in what all must share."""
@@ -115,7 +121,10 @@ class Membership:
         if first > self.worker and not any(each.view.epoch for each in seen.values()):
             return  # the others follow this one
         theirs = seen[first].facts if first in seen else self.facts
-        differing = [name for name, text in self.facts.items() if name in theirs and theirs[name] != text]
+        differing = []
+        for name, text in self.facts.items():
+            if theirs.get(name, text) != text:
+                differing.append(name)
         if differing:
             self.close()
             names = ", ".join(differing)
@@ -123,7 +132,8 @@ class Membership:
 
     def _nobody_came(self, seen: Mapping[int, Seen]) -> str:
         peers = self.settings.by_worker
-        missing = [str(worker) for worker in peers if worker not in seen and worker != self.worker]
+        here = {*seen, self.worker}
+        missing = [str(worker) for worker in peers if worker not in here]
         names = ", ".join(missing) or "nobody"
         return (
             f"worker {self.worker} waited {self.settings.patience:g} s; missing: {names}. The first round needs all"
@@ -146,11 +156,17 @@ class Membership:
                     f"worker {self.worker} is outside view {newest.epoch}, and nobody let it in for"
                     f" {self.settings.patience:g} s; {len(seen)} of {len(newest.members)} members answered"
                 )
-            knock = {"tell": f"{KNOCK}{self.worker}", "value": list(self.me)}
-            ask_all(
-                {w: (self._known[w].address, knock) for w in seen if w != self.worker}, self.settings.answer
-            )
+            self._knock(seen)
             time.sleep(2 * POLL)
+
+    def _knock(self, workers: Collection[int]) -> None:
+        """Ask others to let this process in."""
+        knock = {"tell": f"{KNOCK}{self.worker}", "value": list(self.me)}
+        requests = {}
+        for worker in workers:
+            if worker != self.worker:
+                requests[worker] = (self._known[worker].address, knock)
+        ask_all(requests, self.settings.answer)
 
     # ---- to go on --------------------------------------------------------------------------------
 
@@ -183,10 +199,13 @@ class Membership:
                 self._follow(newest)
                 return
             ready = self._ready(seen)
-            if is_majority(ready, self.view.members) and not self._may_come(ready, seen, silent, clock):
+            can_decide = is_majority(ready, self.view.members)
+            if can_decide and not self._may_come(ready, seen, silent, clock):
                 since = since or Clock()
-                if since.seconds >= TURN * ready.index(self.worker):
-                    decided = self._propose(self._next(ready, seen), seen)
+                my_turn = TURN * ready.index(self.worker)
+                if since.seconds >= my_turn:
+                    proposed = self._next(ready, seen)
+                    decided = self._propose(proposed, seen)
                     if decided is not None:
                         self._follow(decided)
                         return
@@ -195,14 +214,24 @@ class Membership:
             time.sleep(POLL)
 
     def _may_come(
-        self, ready: list[int], seen: Mapping[int, Seen], silent: Collection[int], clock: Clock
+        self,
+        ready: list[int],
+        seen: Mapping[int, Seen],
+        silent: Collection[int],
+        clock: Clock,
     ) -> bool:
         """Whether to wait for other members: those that compute, and for a while those that give no answer."""
-        people = self.view.members
-        computing = [w for w, each in seen.items() if w not in ready and each.boot == people[w].boot]
+        computing = []
+        for worker, each in seen.items():
+            if worker not in ready and self._is_member(worker, each):
+                computing.append(worker)
         if computing and clock.seconds < self.settings.timeout:
             return True
         return bool(silent) and clock.seconds < self.settings.answer
+
+    def _is_member(self, worker: int, seen: Seen) -> bool:
+        """Whether this is the process that is in the view, not one that was started after it."""
+        return seen.boot == self.view.members[worker].boot
 
     def _be_ready(self) -> None:
         """Publish that this worker votes no more in this view, and who knocked at its door."""
@@ -212,20 +241,22 @@ class Membership:
     def _ready(self, seen: Mapping[int, Seen]) -> list[int]:
         """The members that have stopped in this view, this worker among them."""
         wanted = self.view.epoch + 1
-        others = [
-            worker
-            for worker, each in seen.items()
-            if each.boot == self.view.members[worker].boot and (each.ready or {}).get("epoch") == wanted
-        ]
-        return sorted([*others, self.worker])
+        found = [self.worker]
+        for worker, each in seen.items():
+            epoch = (each.ready or {}).get("epoch")
+            if epoch == wanted and self._is_member(worker, each):
+                found.append(worker)
+        return sorted(found)
 
     def _next(self, ready: list[int], seen: Mapping[int, Seen]) -> View:
         """The view to propose: those that are ready, and those that knocked and answer."""
         knocks = dict(self.knocks)
         for worker in ready:
-            if worker != self.worker:
-                given = (seen[worker].ready or {})["knocks"]
-                knocks |= {int(who): Person(*each) for who, each in given.items()}
+            if worker == self.worker:
+                continue
+            given = (seen[worker].ready or {})["knocks"]
+            for who, person in given.items():
+                knocks[int(who)] = Person(*person)
         strangers = {worker: person for worker, person in knocks.items() if worker not in ready}
         alive = self._look(strangers)
         members = {worker: self.view.members[worker] for worker in ready}
@@ -241,10 +272,10 @@ class Membership:
         steps = propose(list(members), (self._ballot, self.worker), view.to_json())
         answers: Answers = {}
         requests: Requests = next(steps)
+        reached = {*seen, self.worker}
         while True:
-            answers = self._answers(
-                {w: each for w, each in requests.items() if w in seen or w == self.worker}
-            )
+            asked = {worker: request for worker, request in requests.items() if worker in reached}
+            answers = self._answers(asked)
             try:
                 requests = steps.send(answers)
             except StopIteration as end:
@@ -260,14 +291,16 @@ class Membership:
         found: dict[int, Any] = {}
         sent = {}
         for worker, request in requests.items():
-            key = self._slip(self.view.members[worker], self.view.epoch)
+            person = self.view.members[worker]
+            key = self._slip(person, self.view.epoch)
             if worker == self.worker:
                 found[worker] = _locally(self.registers, key, request)
             else:
-                sent[worker] = (self.view.members[worker].address, _on_the_wire(key, request))
+                sent[worker] = (person.address, _on_the_wire(key, request))
         answers, _ = ask_all(sent, self.settings.answer)
         for worker, answer in answers.items():
-            found[worker] = answer[0] if isinstance(requests[worker], Read) else answer
+            was_read = isinstance(requests[worker], Read)
+            found[worker] = answer[0] if was_read else answer
         return found
 
     def _slip(self, person: Person, epoch: int) -> str:
@@ -305,10 +338,14 @@ class Membership:
     def _asked(self, people: Mapping[int, Person], within: float) -> tuple[dict[int, Seen], set[int]]:
         """What others show, and who is silent. Where nobody listens the process is gone, and that is an answer."""
         request = {"read": list(KEYS)}
-        others = {w: (person.address, request) for w, person in people.items() if w != self.worker}
+        others = {}
+        for worker, person in people.items():
+            if worker != self.worker:
+                others[worker] = (person.address, request)
         answers, failures = ask_all(others, within)
         silent = {worker for worker, error in failures.items() if not isinstance(error, Refused)}
-        return {worker: Seen.of(values) for worker, values in answers.items()}, silent
+        seen = {worker: Seen.of(values) for worker, values in answers.items()}
+        return seen, silent
 
     def _minority(self, seen: Mapping[int, Seen], seconds: float) -> str:
         members = self.view.members
@@ -329,13 +366,18 @@ class Membership:
 
 def _newest(seen: Mapping[int, Seen]) -> View:
     """The latest view that anybody shows."""
-    return max((each.view for each in seen.values()), key=lambda view: view.epoch, default=View())
+    views = [each.view for each in seen.values()]
+    return max(views, key=lambda view: view.epoch, default=View())
 
 
 def _on_the_wire(key: str, request: Read | Change) -> dict[str, Any]:
     if isinstance(request, Read):
         return {"read": [key]}
-    return {"change": key, "from": request.expected, "to": request.desired}
+    return {
+        "change": key,
+        "from": request.expected,
+        "to": request.desired,
+    }
 
 
 def _locally(registers: Registers, key: str, request: Read | Change) -> Any:

@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from signvote.core.bits import Zeros
-from signvote.core.encoder import Encoding, check_batch_size
+from signvote.core.encoding import Encoding, check_batch_size
 from signvote.core.rule import Rule
 from signvote.core.trust import State
+from signvote.engines.ddp.arguments import check_group, check_members
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.modules import Surroundings
@@ -41,11 +42,12 @@ from signvote.engines.ddp.optimizer_state import (
     without_votes,
 )
 from signvote.engines.ddp.overlap import Overlap
-from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
 from signvote.engines.ddp.team import check_sharded
 from signvote.engines.ddp.torch_names import local_of
+from signvote.engines.ddp.transport import CHECK_EVERY, CHUNK, Transport
 from signvote.engines.ddp.voted import Votes, entries_of, make_poll
 from signvote.errors import ConfigError, EngineError
 
@@ -123,21 +125,36 @@ class Vote(Optimizer, Voting):
         **options: Any,
     ) -> None:
         if members is not None:
-            _check_members(worker_id, group, balancer)
+            check_members(worker_id, group, balancer)
         if batch_size is not None:
             check_batch_size(batch_size)
         self._votes: list[
             Votes
         ] = []  # one, once it is needed; wrappers that delegate attributes share the list
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "weight_decay": weight_decay,
+            },
+        )
         self._make_poll = partial(
             make_poll,
             rule=rule,
             encoding=Encoding(
-                momentum=momentum, interpolation=interpolation, zeros=zeros, top=top, feedback=feedback
+                momentum=momentum,
+                interpolation=interpolation,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
             ),
             transport=Transport(overlap=overlap, chunk=chunk, check_every=check_every),
-            server={"run": run, "min_voters": min_voters, **options},
+            server={
+                "run": run,
+                "min_voters": min_voters,
+                **options,
+            },
             worker_id=worker_id,
             group=group,
             timeout=timeout,
@@ -168,7 +185,7 @@ class Vote(Optimizer, Voting):
                 " them after the first step, or make a new optimizer"
             )
         super().add_param_group(param_group)
-        _check_group(self.param_groups[-1])
+        check_group(self.param_groups[-1])
 
     # ---- a step ----------------------------------------------------------------------------------
 
@@ -195,7 +212,10 @@ class Vote(Optimizer, Voting):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, batch_size: int | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        batch_size: int | None = None,
     ) -> float | None:
         """Hold a vote and step by its decision. Every rank calls this as often as the others.
 
@@ -216,7 +236,7 @@ class Vote(Optimizer, Voting):
         votes = self._begun()
         gradients = votes.gradients()
         self._prepare()
-        votes.poll.put(votes.parameters, gradients)
+        votes.poll.put_all(gradients)
         outcome = votes.poll.decide(
             self._declared(batch_size),
             seconds=worked,
@@ -321,7 +341,9 @@ class Vote(Optimizer, Voting):
         first step there is nothing to save, and "votes" is None.
         """
         usual = super().state_dict()
-        return usual | {VOTES: None} if not self._votes else with_votes(usual, self._votes[0])
+        if not self._votes:
+            return usual | {VOTES: None}
+        return with_votes(usual, self._votes[0])
 
     def load_state_dict(self, state_dict: State) -> None:
         """Resume from a state. From that of another worker all but the momentum is loaded."""
@@ -342,7 +364,10 @@ class Vote(Optimizer, Voting):
     def rank_state(self) -> State:
         """See Voting. Masters are part of it."""
         votes = self._begun()
-        masters = {votes.entries[place].name: m.clone() for place, m in votes.stepping.masters.items()}
+        masters = {}
+        for place, master in votes.stepping.masters.items():
+            name = votes.entries[place].name
+            masters[name] = master.clone()
         return {**super().rank_state(), MASTER: masters}
 
     def load_rank_states(self, *states: State) -> None:
@@ -369,23 +394,3 @@ class Vote(Optimizer, Voting):
                 "DDP's all-reduce is off for these parameters: their gradients are voted on in step()"
             )
         return "\n".join(lines)
-
-
-def _check_members(worker_id: int | None, group: dist.ProcessGroup | None, balancer: Balancer | None) -> None:
-    """Raise for arguments that contradict `members`."""
-    if worker_id is not None:
-        raise ConfigError("with members, the worker id is that of Members(worker_id=...)")
-    if group is not None:
-        raise ConfigError("members makes its own groups; leave group out")
-    if balancer is not None:
-        raise ConfigError("members does not support a balancer")
-
-
-def _check_group(group: dict[str, Any]) -> None:
-    """Raise for settings out of range."""
-    if not float(group["lr"]) >= 0:
-        raise ConfigError(f"lr is {group['lr']}; it must be 0 or more")
-    if not 0 <= group["momentum"] < 1:
-        raise ConfigError(f"momentum is {group['momentum']}; it must lie in [0, 1)")
-    if not group["weight_decay"] >= 0:
-        raise ConfigError(f"weight_decay is {group['weight_decay']}; it must be 0 or more")

@@ -28,8 +28,10 @@ WHOLE = [0, 1]
 def show_state(votes: Votes, state: MutableMapping[Tensor, dict[str, Tensor]]) -> None:
     """Put momentum and masters into an optimizer's state: views, not copies. They stay while momentum has its place."""
     momenta = votes.momenta()
-    if any(state[parameter].get(MOMENTUM) is momentum for parameter, momentum in momenta[-1:]):
-        return
+    if momenta:
+        last, its_momentum = momenta[-1]
+        if state[last].get(MOMENTUM) is its_momentum:
+            return
     for parameter, momentum in momenta:
         state[parameter][MOMENTUM] = momentum
     for place, master in votes.stepping.masters.items():
@@ -42,7 +44,11 @@ def with_votes(usual: State, votes: Votes) -> State:
     poll = votes.poll.state_dict()
     del poll["average"]  # it is in the state of each parameter
     copied = {place: _copied(entries) for place, entries in usual["state"].items()}
-    return usual | {"state": copied, VOTES: poll, SHARD: _shard_of(votes)}
+    return usual | {
+        "state": copied,
+        VOTES: poll,
+        SHARD: _shard_of(votes),
+    }
 
 
 def without_votes(state_dict: State) -> State:
@@ -58,7 +64,11 @@ def by_parameter(state_dict: State, parameters: Sequence[Tensor]) -> dict[int, S
     if len(places) != len(parameters):
         raise StateError(f"the state is of {len(places)} parameters, and the optimizer has {len(parameters)}")
     states = state_dict["state"]
-    return {id(p): states[place] for p, place in zip(parameters, places, strict=True) if place in states}
+    found = {}
+    for parameter, place in zip(parameters, places, strict=True):
+        if place in states:
+            found[id(parameter)] = states[place]
+    return found
 
 
 def is_own(votes: Votes, state_dict: State) -> bool:

@@ -66,7 +66,9 @@ class Placement:
         parts: list[Part] = []
         runs: list[Span] = []
         for segment in layout.segments:
-            part = Held(0, segment.stop - segment.start) if held is None else held[segment.name]
+            part = Held(0, segment.stop - segment.start)
+            if held is not None:
+                part = held[segment.name]
             first = segment.start + part.start
             length = part.stop - part.start
             start = _next_start(runs, first) if length else _end(runs)
@@ -74,7 +76,8 @@ class Placement:
             parts.append(Part(segment.name, first, start, stop))
             if start < stop:
                 _extend(runs, Span(start, stop, first))
-        return cls(tuple(parts), tuple(runs), runs[-1].stop if runs else WORD)
+        size = runs[-1].stop if runs else WORD
+        return cls(tuple(parts), tuple(runs), size)
 
     def spans(self, start: int, stop: int) -> Iterator[Span]:
         """The runs within a range of whole words. Each starts at a word: with a hole, if its run starts inside one."""
@@ -87,8 +90,11 @@ class Placement:
 
     def decided_by(self, shares: Shares, rank: int) -> list[tuple[int, int]]:
         """The ranges of the model's coordinates that a rank decides; at least one, which may be empty."""
-        spans = [span for start, stop in shares.owned(rank) for span in self.spans(start, stop)]
-        ranges = [(span.first, span.first + span.stop - span.start) for span in spans]
+        ranges = []
+        for start, stop in shares.owned(rank):
+            for span in self.spans(start, stop):
+                length = span.stop - span.start
+                ranges.append((span.first, span.first + length))
         return ranges or [(0, 0)]
 
 
@@ -110,7 +116,12 @@ def _end(runs: list[Span]) -> int:
 
 def _extend(runs: list[Span], span: Span) -> None:
     """Add a span: to the last run if it continues it."""
-    if runs and runs[-1].stop == span.start and runs[-1].first + span.start - runs[-1].start == span.first:
-        runs[-1] = runs[-1]._replace(stop=span.stop)
+    if not runs:
+        runs.append(span)
+        return
+    last = runs[-1]
+    expected = last.first + span.start - last.start  # the coordinate that continues it here
+    if last.stop == span.start and span.first == expected:
+        runs[-1] = last._replace(stop=span.stop)
     else:
         runs.append(span)

@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.bits import coin_for
 from signvote.core.chunks import vote_in_chunks
-from signvote.core.encoder import Encoding, Memory
+from signvote.core.encoding import Encoding, Memory
+from signvote.core.header import NO_GRADIENT, NON_FINITE, REASONS
 from signvote.core.layout import Layout
 from signvote.core.report import RoundReport
 from signvote.core.server import Server
 from signvote.core.trust import NOTHING, Evidence, State
 from signvote.core.vote import Voters, Votes, empty_decision
-from signvote.engines.ddp import drift
+from signvote.engines.ddp import comparison
+from signvote.engines.ddp.comparison import Comparison
 from signvote.engines.ddp.evidence import Packings, in_a_row, with_counts
 from signvote.engines.ddp.exchange import Exchange
 from signvote.engines.ddp.fixed import Fixed, Outcome
@@ -42,28 +42,14 @@ from signvote.engines.ddp.sparse_exchange import SparseExchange
 from signvote.engines.ddp.status import Status, Statuses, gathered
 from signvote.engines.ddp.team import Team, own, placed
 from signvote.engines.ddp.torch_names import local_of
-from signvote.errors import ConfigError, StateError
+from signvote.engines.ddp.transport import Transport
+from signvote.errors import EngineError, StateError
 from signvote.formats import check_state, upgraded
 from signvote.kernels import Planes
 
 log = logging.getLogger("signvote")
 
 VERSION = 1
-CHUNK = 2**21  # coordinates that travel together
-CHECK_EVERY = 100  # rounds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transport:
-    """How votes travel: settings that change no decision."""
-
-    overlap: bool = True  # chunks travel in a thread while the rest of the gradients is computed
-    chunk: int = CHUNK  # coordinates that travel together
-    check_every: int = CHECK_EVERY  # rounds between two comparisons of the ranks' parameters; 0: never
-
-    def __post_init__(self) -> None:
-        if self.check_every < 0:
-            raise ConfigError(f"check_every is {self.check_every}; it must be 0 or more rounds")
 
 
 class Poll(Fixed):
@@ -97,9 +83,13 @@ class Poll(Fixed):
         self.server = server
         self.team = team
         self.encoding = encoding = encoding.suiting(server.rule)
-        self.check_every = transport.check_every
+        self.comparison = Comparison(parameters, transport.check_every)
         settings = settings_of(
-            server, encoding, chunk=transport.chunk, check_every=transport.check_every, steps=steps
+            server,
+            encoding,
+            chunk=transport.chunk,
+            check_every=transport.check_every,
+            steps=steps,
         )  # before the rule owns its coordinates, which differ by rank
         voters = team.voters
         self.handshake = Handshake(voters.rank if worker_id is None else worker_id, settings)
@@ -110,8 +100,10 @@ class Poll(Fixed):
             chunk = max(chunk, self.placement.size)  # nothing travels, so fewer launches are better
         shares = Shares.of(self.placement.size, voters.world, chunk)
         owned = [self.placement.decided_by(shares, rank) for rank in range(voters.world)]
-        own(server.rule, [(0, self.layout.size)] if team.is_alone else owned[voters.rank], team)
-        widest = reduce(torch.promote_types, [parameter.dtype for parameter in parameters.values()])
+        everything = [(0, self.layout.size)]
+        own(server.rule, everything if team.is_alone else owned[voters.rank], team)
+        dtypes = [parameter.dtype for parameter in parameters.values()]
+        widest = reduce(torch.promote_types, dtypes)
         exchange = Exchange if encoding.top is None else SparseExchange
         self.exchange = exchange(
             voters,
@@ -122,7 +114,12 @@ class Poll(Fixed):
             overlap=transport.overlap and not team.is_alone,
         )
         self.sender = Sender(
-            parameters, self.placement, self.exchange, encoding, dtype or widest, is_alone=team.is_alone
+            parameters,
+            self.placement,
+            self.exchange,
+            encoding,
+            dtype or widest,
+            is_alone=team.is_alone,
         )
         tensors = self.layout.ranges
         self.packings = Packings(server.rule.groups, owned, tensors, dense=encoding.planes == 1)
@@ -141,6 +138,11 @@ class Poll(Fixed):
         return self.server.layout
 
     @property
+    def check_every(self) -> int:
+        """Rounds between two comparisons of the parameters; 0: never."""
+        return self.comparison.every
+
+    @property
     def round(self) -> int:
         """The last round decided, from 1."""
         return self.server.last_round or 0
@@ -152,14 +154,25 @@ class Poll(Fixed):
 
     def begin(self) -> None:
         """Prepare for the next round's gradients."""
-        self.exchange.begin(self.round + 1)
-        self.sender.begin(coin_for(self.server.zeros, self.server.run, self.round + 1, self.worker_id))
+        next_round = self.round + 1
+        coin = coin_for(self.server.zeros, self.server.run, next_round, self.worker_id)
+        self.exchange.begin(next_round)
+        self.sender.begin(coin)
 
     def put(self, parameters: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
         """Take in gradients; encode and send the chunks that are complete."""
+        self._introduce()
+        self.sender.put(parameters, gradients)
+
+    def put_all(self, gradients: list[Tensor | None]) -> None:
+        """Take in the gradients of all parameters, in the order of the layout, but those that came before."""
+        self._introduce()
+        self.sender.put_all(gradients)
+
+    def _introduce(self) -> None:
+        """Compare the ranks, before they vote for the first time."""
         if not self.handshake.ids:
             self.handshake.run(self.team, self.layout, self.parameters, self.round)
-        self.sender.put(parameters, gradients)
 
     # ---- the decision ----------------------------------------------------------------------------
 
@@ -190,12 +203,21 @@ class Poll(Fixed):
         return Outcome(decision, statuses.used, [each.nanoseconds / 1e9 for each in workers], is_decided)
 
     def _decision(
-        self, workers: Sequence[Status], claims: Tensor, voted: Tensor | None
+        self,
+        workers: Sequence[Status],
+        claims: Tensor,
+        voted: Tensor | None,
     ) -> tuple[Planes, Voters | None]:
         """The decision on the coordinates that this rank holds, and who made it; None: nobody, they were too few."""
-        ranks = [rank for rank in self.handshake.by_worker if workers[rank].votes]
         ids = self.handshake.ids
-        abstained = {ids[r]: REASONS[workers[r].reason] for r in self.handshake.by_worker if r not in ranks}
+        ranks = []  # that vote
+        abstained = {}
+        for rank in self.handshake.by_worker:
+            status = workers[rank]
+            if status.votes:
+                ranks.append(rank)
+            else:
+                abstained[ids[rank]] = REASONS[status.reason]
         round = self.round + 1
         if len(ranks) < self.server.min_voters:  # nothing moves, as all ranks know
             self.server.learn(round, NOTHING, abstained)
@@ -237,19 +259,24 @@ class Poll(Fixed):
             reason = NON_FINITE
         elif len(used) and not any(used):
             reason = NO_GRADIENT
-        is_checked = self.check_every and (self.round + 1) % self.check_every == 0 and not self.team.is_alone
+        next_round = self.round + 1
+        is_compared = self.comparison.is_due(next_round, self.team)
         return Status(
-            round=self.round + 1,
+            round=next_round,
             votes=int(not reason),
             reason=reason,
             batch_size=batch_size,
             nanoseconds=int(1e9 * seconds),
             traveled=self.exchange.nanoseconds,
-            digest=self._digest() if is_checked else 0,
+            digest=self.comparison.digest() if is_compared else 0,
         )
 
     def _compared(self, statuses: Statuses) -> list[Status]:
         """The status of each voter; raise if ranks have different parameters."""
+        if self.team.is_alone:
+            (mine,) = statuses.ranks
+            self.batch_sizes = (mine.batch_size,)
+            return statuses.ranks
         workers = statuses.of_voters(self.handshake)
         self.batch_sizes = tuple(status.batch_size for status in workers)
         digests = [status.digest for status in statuses.ranks]
@@ -324,36 +351,19 @@ class Poll(Fixed):
 
     # ---- memory and state ------------------------------------------------------------------------
 
-    def digests(self) -> list[int]:
-        """A digest of the parameters of every voter. Every rank calls this."""
-        self.team.connect()
-        group = self.team.voters
-        mine = torch.tensor([self._digest()], device=group.device)
-        by_rank: list[int] = group.all_gather(mine)[:, 0].tolist()
-        return by_rank
-
     def check_parameters(self, stage: str) -> None:
         """Raise if ranks have different parameters, unless nobody wants to know. Every rank calls this."""
-        if not self.check_every:
-            return
-        self.team.connect()
-        group = self.team.everyone
-        mine = torch.tensor([self._digest(), self.team.shard], device=group.device)
-        digests, shards = group.all_gather(mine).T.tolist()
-        self._check_digests(digests, shards, stage)
+        if self.check_every:
+            digests, shards = self.comparison.of_everyone(self.team)
+            self._check_digests(digests, shards, stage)
 
     def _check_digests(self, digests: Sequence[int], shards: Sequence[int], stage: str) -> None:
-        """Raise the same error on all ranks if ranks with the same shard have different parameters."""
-        for shard in sorted(set(shards)):
-            places = [place for place, its_shard in enumerate(shards) if its_shard == shard]
-            alike = [digests[place] for place in places]
-            if len(set(alike)) > 1:
-                self.begin()  # the step may be repeated
-            drift.check(alike, [self.team.everyone.ranks[place] for place in places], stage)
-
-    def _digest(self) -> int:
-        """Of the parameters, or the shards of them, on this rank."""
-        return drift.digest(local_of(parameter) for parameter in self.parameters.values())
+        """Raise if ranks have different parameters. The step may be repeated then."""
+        try:
+            comparison.check(digests, shards, self.team, stage)
+        except EngineError:
+            self.begin()
+            raise
 
     def state_dict(self) -> State:
         """This rank's state, besides the model. The states of all ranks together make a checkpoint."""
@@ -376,7 +386,8 @@ class Poll(Fixed):
         self.resume(*(state["server"] for state in states))
         for state in states:
             if state["worker"] == self.worker_id:
-                self.sender.load_memory(Memory(state["average"], state.get("residual"), state.get("belief")))
+                memory = Memory(state["average"], state.get("residual"), state.get("belief"))
+                self.sender.load_memory(memory)
 
     def resume(self, *servers: State) -> None:
         """Resume from the states of the servers of all ranks, without memory of earlier gradients."""
@@ -386,4 +397,8 @@ class Poll(Fixed):
         self.begin()
 
     def _identity(self) -> State:
-        return {"kind": "vote", "version": VERSION, "layout": self.layout.digest.hex()}
+        return {
+            "kind": "vote",
+            "version": VERSION,
+            "layout": self.layout.digest.hex(),
+        }

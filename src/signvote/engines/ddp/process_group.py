@@ -79,7 +79,9 @@ class ProcessGroup:
         if not timeout > 0:
             raise ConfigError(f"timeout is {timeout}; it must be above 0 seconds")
         self.timeout = timeout
-        self.ranks = list(range(dist.get_world_size())) if ranks is None else list(ranks)
+        if ranks is None:
+            ranks = range(dist.get_world_size())
+        self.ranks = list(ranks)
         self.rank = self.ranks.index(dist.get_rank())
         self.world = len(self.ranks)
         uses_nccl = device.type == "cuda" and "nccl" in dist.get_backend()
@@ -126,18 +128,21 @@ class ProcessGroup:
 
     def swap(self, letters: Sequence[bytes]) -> list[bytes]:
         """Send letter r to rank r; return the letters of all ranks. Their lengths travel first."""
-        lengths = torch.tensor([len(letter) for letter in letters], device=self.device)
+        going = [len(letter) for letter in letters]
+        lengths = torch.tensor(going, device=self.device)
         coming = torch.empty_like(lengths)
         self.all_to_all(coming, lengths)
-        sent = torch.frombuffer(bytearray(b"".join(letters)), dtype=torch.uint8).to(self.device)
+        content = bytearray(b"".join(letters))
+        sent = torch.frombuffer(content, dtype=torch.uint8).to(self.device)
         sizes = coming.tolist()
         received = sent.new_empty(sum(sizes))
         with self._named():
             if self.turn:
-                self._rotate(torch.split(received, sizes), torch.split(sent, lengths.tolist()))
+                self._rotate(torch.split(received, sizes), torch.split(sent, going))
             else:
-                dist.all_to_all_single(received, sent, sizes, lengths.tolist(), group=self._group)
-        return [letter.numpy().tobytes() for letter in torch.split(received.cpu(), sizes)]
+                dist.all_to_all_single(received, sent, sizes, going, group=self._group)
+        arrived = torch.split(received.cpu(), sizes)
+        return [letter.numpy().tobytes() for letter in arrived]
 
     def _rotate(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
         """Send to one rank at a time while receiving from one; the ranks change after TURN bytes.
@@ -145,17 +150,19 @@ class ProcessGroup:
         If several send to one rank over a slow link, packets are lost and sent again. Short turns keep all in step.
         """
         received[self.rank].copy_(sent[self.rank])
-        taken, given = ([_pieces(row, self.turn) for row in rows] for rows in (received, sent))
+        taken = [_pieces(row, self.turn) for row in received]
+        given = [_pieces(row, self.turn) for row in sent]
         turns = max(map(len, (*taken, *given)))
         for turn, distance in product(range(turns), range(1, self.world)):
             source = (self.rank - distance) % self.world
             target = (self.rank + distance) % self.world
-            flying = [
-                dist.irecv(piece, self.ranks[source], self._group) for piece in taken[source][turn:][:1]
-            ]
-            flying += [
-                dist.isend(piece, self.ranks[target], self._group) for piece in given[target][turn:][:1]
-            ]
+            flying = []
+            if turn < len(taken[source]):
+                place = taken[source][turn]
+                flying.append(dist.irecv(place, self.ranks[source], self._group))
+            if turn < len(given[target]):
+                piece = given[target][turn]
+                flying.append(dist.isend(piece, self.ranks[target], self._group))
             for work in flying:
                 assert work is not None  # this rank is in the group
                 work.wait()
@@ -200,8 +207,12 @@ class ProcessGroup:
 
     def _addresses(self) -> dict[int, list[str]]:
         """The addresses of each rank's machine."""
-        keys = {r: self._key("addresses", r) for r in range(self.world)}
-        return {r: json.loads(self._store.get(key)) for r, key in keys.items() if self._store.check([key])}
+        found = {}
+        for r in range(self.world):
+            key = self._key("addresses", r)
+            if self._store.check([key]):
+                found[r] = json.loads(self._store.get(key))
+        return found
 
     def _key(self, what: str, rank: int) -> str:
         """Where a rank leaves something in the store."""
@@ -246,7 +257,8 @@ def _end(made: weakref.ref[dist.ProcessGroup], by: weakref.ref[ProcessGroup]) ->
     that. A process that exits in this moment is aborted (pytorch/pytorch#179291). A group is not dropped before the
     exit: torch would give its name to the next one, and others might still find the old addresses under it.
     """
-    owner, group = by(), made()
+    owner = by()
+    group = made()
     if owner is not None:
         owner._group = None
     if group is not None:

@@ -116,7 +116,12 @@ def serve(registers: Registers, address: Address) -> Callable[[], None]:
             f"this worker cannot listen on {host}:{port} ({error}); its address must be one of this machine, and the"
             " port free"
         ) from error
-    threading.Thread(target=server.serve_forever, args=(0.1,), name="signvote", daemon=True).start()
+    threading.Thread(
+        target=server.serve_forever,
+        args=(0.1,),
+        name="signvote",
+        daemon=True,
+    ).start()
 
     def end() -> None:
         server.shutdown()

@@ -105,16 +105,26 @@ def _make_place(folder: Path, round: int) -> int:
 
 def _sizes(state: Voting, mine: Path, shared: Path) -> dict[str, int]:
     """The files of all ranks and their sizes in bytes, after all ranks have written theirs."""
-    sizes = [mine.stat().st_size, shared.stat().st_size if state.poll.team.voters.rank == 0 else 0]
-    sent = torch.tensor([state.worker_id - 2**63, *sizes], device=state.poll.team.voters.device)
-    received: list[list[int]] = state.poll.team.voters.all_gather(sent).tolist()
-    files = {_worker_file(worker + 2**63): size for worker, size, _ in received}
-    return files | {SHARED: received[0][2]}
+    group = state.poll.team.voters
+    its_size = mine.stat().st_size
+    shared_size = 0
+    if group.rank == 0:
+        shared_size = shared.stat().st_size
+    numbers = [state.worker_id - 2**63, its_size, shared_size]
+    sent = torch.tensor(numbers, device=group.device)
+    received: list[list[int]] = group.all_gather(sent).tolist()
+    files = {}
+    for worker, size, _ in received:
+        name = _worker_file(worker + 2**63)
+        files[name] = size
+    _, _, files[SHARED] = received[0]
+    return files
 
 
 def _missing(place: Path, files: Mapping[str, int]) -> int:
     """How many files are absent or of another size."""
-    return sum(_size(place / name) != size for name, size in files.items())
+    missing = [name for name, size in files.items() if _size(place / name) != size]
+    return len(missing)
 
 
 def _size(path: Path) -> int | None:
@@ -185,8 +195,10 @@ def _read_manifest(path: Path) -> dict[str, int]:
 
 def _first_ranks(state: Voting, number: int) -> int:
     """The first rank's number, on all ranks; each waits for all."""
-    mine = torch.tensor([number], dtype=torch.int64, device=state.poll.team.voters.device)
-    return int(state.poll.team.voters.all_gather(mine)[0, 0])
+    group = state.poll.team.voters
+    mine = torch.tensor([number], dtype=torch.int64, device=group.device)
+    by_rank = group.all_gather(mine)
+    return int(by_rank[0, 0])
 
 
 def barrier(state: Voting) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from signvote.core.bits import unpack_signs
 from signvote.core.corrections import claims, corrected, own, scales
-from signvote.core.encoder import Encoded, Encoding, Memory, averaged, encode
+from signvote.core.encoding import Encoded, Encoding, Memory, averaged, encode
 from signvote.core.layout import Layout
 from signvote.core.scales import coded, mean_magnitudes, restored, spread, unsent, values
+from signvote.engines.ddp.encoded import RoundEncoded, Turns, joined
 from signvote.engines.ddp.exchange import Exchange
-from signvote.engines.ddp.gradients import Gradients
+from signvote.engines.ddp.gradients import Gradients, Taken
 from signvote.engines.ddp.placement import Part, Placement, Span
 from signvote.kernels import Coin, Planes
 
@@ -52,34 +53,23 @@ class Sender:
         self.momentum: float | Tensor = encoding.momentum  # of this round; a tensor: one for each coordinate
         self.top = encoding.top  # of this round
         self.codes: Tensor | None = None  # of the scales that were sent in this round
-        self._coin: Coin | None = None
-        self._spans: list[Span] = []  # that were encoded in this round
-        self._encoded: list[Encoded] = []  # in this round, by chunk or all at once
+        self.begin(None)
 
     def begin(self, coin: Coin | None) -> None:
         """Wait for the gradients of a new round, whose zeros get this coin."""
-        self._coin = coin
-        self._spans = []
-        self._encoded = []
-        self._complete: set[int] = set()  # chunks that are not sent yet
-        self._next = self.exchange.shares.chunks - 1
+        self.encoded = RoundEncoded(coin)
+        self._turns = Turns(self.exchange.shares.chunks)
         self.gradients.begin()
 
     @property
     def finite(self) -> bool | Tensor:
         """Whether all signals of this round were finite; on a GPU it stays there."""
-        flags = [encoded.finite for encoded in self._encoded]
-        on_device = [flag for flag in flags if isinstance(flag, Tensor)]
-        if len(on_device) == 1:
-            return on_device[0]
-        return torch.stack(on_device).all() if on_device else all(flags)
+        return self.encoded.finite
 
     @property
     def planes(self) -> Planes:
         """All votes of this round, in the order of the coordinates."""
-        pairs = zip(self._spans, self._encoded, strict=True)
-        ordered = sorted(pairs, key=lambda pair: pair[0].start)
-        return _joined([encoded.planes for _, encoded in ordered])
+        return self.encoded.planes
 
     # ---- gradients come in -----------------------------------------------------------------------
 
@@ -87,63 +77,73 @@ class Sender:
         """Take in gradients; encode and send the chunks that are complete."""
         self._write(self.gradients.take(parameters, gradients))
 
+    def put_all(self, gradients: list[Tensor | None]) -> None:
+        """Take in the gradients of all parameters, in the order of the layout."""
+        self._write(self.gradients.take_all(gradients))
+
     def put_missing(self) -> None:
         """Count every missing gradient as zero."""
         self._write(self.gradients.take_missing())
 
-    def _write(self, taken: list[tuple[Part, Tensor | None]]) -> None:
-        """Write gradients into the vector, and send the chunks that they complete.
-
-        On a CPU momentum averages them in the same pass, which saves a copy of all gradients. The last goes first, as
-        chunks do: a chunk is encoded when it is complete, while the cache still has it.
-        """
-        if not self._averages_early:
-            self.gradients.copy(taken)
-            self._send(self.gradients.complete(taken))
+    def _write(self, taken: Taken) -> None:
+        """Write gradients into the vector, and send the chunks that they complete."""
+        if self._averages_early:
+            self._write_averages(taken)
             return
-        for each in reversed(taken):
-            self._average(*each)
-            self._send(self.gradients.complete([each]))
+        self.gradients.copy(taken)
+        self._send(self.gradients.complete(taken))
+
+    @property
+    def _averages_early(self) -> bool:
+        """Whether the vector gets averages, not gradients: where they are all that a signal needs.
+
+        On a CPU momentum averages gradients in the same pass that writes them, which saves a copy of all of them.
+        """
+        is_on_cpu = self.gradients.vector.device.type == "cpu"
+        return is_on_cpu and self.encoding.sends_average and self.memory.average is not None
+
+    def _write_averages(self, taken: Taken) -> None:
+        """Write the new averages of gradients. The last goes first, as chunks do.
+
+        A chunk is encoded when it is complete, while the cache still has it.
+        """
+        assert self.memory.average is not None
+        views = self.gradients.views
+        before = views.of(self.memory.average)
+        after = views.of(self.gradients.vector)
+        for part, gradient in reversed(taken):
+            place = after[part.name]
+            usable = self._as_averaged(gradient, place)
+            averaged(usable, before[part.name], self._momentum_of(part, place), out=place)
+            complete = self.gradients.completed(part)
+            if complete:
+                self._send(complete)
+
+    def _as_averaged(self, gradient: Tensor | None, place: Tensor) -> Tensor:
+        """A gradient as the average needs it: of its type, and without AMP's scale. One that is missing is zero."""
+        if gradient is None:
+            return place.zero_()
+        if gradient.dtype != place.dtype or self._is_scaled:
+            return place.copy_(gradient).mul_(1 / self.scale)
+        return gradient
+
+    def _momentum_of(self, part: Part, place: Tensor) -> float | Tensor:
+        """The momentum of a part, in its shape if each coordinate has its own."""
+        if isinstance(self.momentum, Tensor):
+            return self.momentum[part.start : part.stop].view(place.shape)
+        return self.momentum
 
     @property
     def _is_scaled(self) -> bool:
         """Whether gradients are to be divided. A scale on a GPU is not looked at, which would wait for it."""
         return isinstance(self.scale, Tensor) or self.scale != 1.0
 
-    @property
-    def _averages_early(self) -> bool:
-        """Whether the vector gets averages, not gradients: where they are all that a signal needs."""
-        is_on_cpu = self.gradients.vector.device.type == "cpu"
-        return is_on_cpu and self.encoding.sends_average and self.memory.average is not None
-
-    def _average(self, part: Part, gradient: Tensor | None) -> None:
-        """Write the new average of one parameter's gradient."""
-        assert self.memory.average is not None
-        views = self.gradients.views
-        place = views.of(self.gradients.vector)[part.name]
-        before = views.of(self.memory.average)[part.name]
-        if gradient is None:
-            gradient = place.zero_()
-        elif gradient.dtype != place.dtype or self._is_scaled:
-            gradient = place.copy_(gradient).mul_(1 / self.scale)
-        momentum = self.momentum
-        if isinstance(momentum, Tensor):
-            momentum = momentum[part.start : part.stop].view(place.shape)
-        averaged(gradient, before, momentum, out=place)
-
     # ---- signs go out ----------------------------------------------------------------------------
 
     def _send(self, complete: list[int]) -> None:
-        """Send complete chunks. Where a sign depends on all coordinates, send all chunks after the last gradient.
-
-        The last chunk goes first, as in a backward pass. The order must be the same on every rank, and gradients do not
-        arrive in the same order: a rank may not use a layer that another one uses.
-        """
+        """Send complete chunks in turn. Where a sign depends on all coordinates, send all after the last gradient."""
         if not self.encoding.needs_whole_vector:
-            self._complete.update(complete)
-            while self._next in self._complete:
-                number = self._next
-                self._next -= 1
+            for number in self._turns.ready(complete):
                 self.exchange.submit(partial(self._encode_and_send, range(number, number + 1)))
         elif complete and self.gradients.is_complete:
             self.exchange.submit(partial(self._encode_and_send, range(self.exchange.shares.chunks)))
@@ -155,11 +155,9 @@ class Sender:
         stop = chunks[-1].stop
         spans = list(self.placement.spans(start, stop))
         encoded = [self._encode(span) for span in spans]
-        self._spans += spans
-        self._encoded += encoded
-        if self._is_alone:
-            return
-        self.exchange.send(numbers, _joined([each.planes for each in encoded]))
+        self.encoded.add(spans, encoded)
+        if not self._is_alone:
+            self.exchange.send(numbers, joined([each.planes for each in encoded]))
 
     def _encode(self, span: Span) -> Encoded:
         """Encode a span of the vector; the new average takes the place of the gradient."""
@@ -172,8 +170,16 @@ class Sender:
             momentum = 0.0
         elif self._is_scaled:
             gradient.mul_(1 / self.scale)
-        coin = None if self._coin is None else self._coin.after(span.first)
-        encoded = encode(gradient, memory, self.encoding, coin, momentum=momentum, top=self.top, out=gradient)
+        coin = self.encoded.coin and self.encoded.coin.after(span.first)
+        encoded = encode(
+            gradient,
+            memory,
+            self.encoding,
+            coin,
+            momentum=momentum,
+            top=self.top,
+            out=gradient,
+        )
         if self.encoding.scales:
             gradient.copy_(encoded.signal)
         return encoded
@@ -194,7 +200,8 @@ class Sender:
         average = self.memory.average
         if average is not None:
             self.gradients.vector, average = average, self.gradients.vector
-        residual = self._encoded[0].memory.residual if self._encoded else None
+        encoded = self.encoded.encoded
+        residual = encoded[0].memory.residual if encoded else None
         self.memory = Memory(average, residual, self.memory.belief)
 
     def keep_memory_if(self, voted: Tensor) -> None:
@@ -203,7 +210,7 @@ class Sender:
         if average is not None:
             torch.where(voted, self.gradients.vector, average, out=average)
         if residual is not None:
-            added = self._encoded[0].memory.residual
+            added = self.encoded.encoded[0].memory.residual
             assert added is not None
             residual = torch.where(voted, added, residual)
         self.memory = Memory(average, residual, belief)
@@ -248,7 +255,7 @@ class Sender:
         assert largest is not None
         assert self.codes is not None
         exponents = own(self.codes, largest.to(self.codes.device))
-        for span, encoded in zip(self._spans, self._encoded, strict=True):
+        for span, encoded in self.encoded.by_span():
             n = span.stop - span.start
             believed = belief[span.start : span.stop]
             before = believed.clone() if isinstance(counted, Tensor) else believed
@@ -263,12 +270,3 @@ class Sender:
         for tensor, its_value in zip(self.memory, saved, strict=True):
             if tensor is not None and its_value is not None:
                 tensor.copy_(its_value)
-
-
-def _joined(parts: Sequence[Planes]) -> Planes:
-    """Planes of consecutive words as one."""
-    if len(parts) == 1:
-        return parts[0]
-    signs = torch.cat([planes.signs for planes in parts])
-    supports = [planes.support for planes in parts if planes.support is not None]
-    return Planes(signs, torch.cat(supports) if supports else None)

@@ -51,7 +51,11 @@ def save_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     with _one_error(f"{folder} could not be written"):
         dcp.save({MODEL: get_model_state_dict(model), **_tensors(optimizer)}, checkpoint_id=folder)  # type: ignore[attr-defined]
     names = _files(folder)
-    state = {"server": poll.server.state_dict(), "files": names, "digests": _digests(folder, names, everyone)}
+    state = {
+        "server": poll.server.state_dict(),
+        "files": names,
+        "digests": _digests(folder, names, everyone),
+    }
     error = _write(folder / VOTES, state) if everyone.rank == 0 else None
     if _is_so_anywhere(error is not None, everyone):
         raise StateError(f"the first rank could not write {folder / VOTES}") from error
@@ -76,10 +80,10 @@ def load_sharded(folder: str | Path, model: nn.Module, optimizer: Vote) -> None:
     loaded = get_model_state_dict(model)
     _check_model(folder, known, loaded)
     optimizer.poll.resume(votes["server"])
-    tensors = {
-        name: {key: tensor for key, tensor in entries.items() if f"{name}.{key}" in known}
-        for name, entries in _tensors(optimizer).items()
-    }
+    tensors: dict[str, dict[str, Tensor]] = {}
+    for name, entries in _tensors(optimizer).items():
+        saved = {key: tensor for key, tensor in entries.items() if f"{name}.{key}" in known}
+        tensors[name] = saved
     with _one_error(f"{folder} could not be read"):
         dcp.load({MODEL: loaded, **tensors}, checkpoint_id=folder)  # type: ignore[attr-defined]
     set_model_state_dict(model, loaded)  # all else was loaded in place
@@ -147,10 +151,13 @@ def _check_model(folder: Path, known: dict[str, Any], wanted: dict[str, Any]) ->
         saved = known.get(f"{MODEL}.{name}")
         if saved is None:
             raise StateError(f"{folder} is of another model: it does not hold {name}")
-        if isinstance(value, Tensor) and tuple(saved.size) != tuple(value.shape):
+        if not isinstance(value, Tensor):
+            continue
+        found = tuple(saved.size)
+        shape = tuple(value.shape)
+        if found != shape:
             raise StateError(
-                f"{folder} is of another model: {name} has shape {tuple(saved.size)}, and this model's has"
-                f" {tuple(value.shape)}"
+                f"{folder} is of another model: {name} has shape {found}, and this model's has {shape}"
             )
 
 

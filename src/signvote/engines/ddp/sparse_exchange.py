@@ -28,41 +28,66 @@ class SparseExchange(Exchange):
     @property
     def _layout(self) -> Layout:
         """The coordinates that a rank decides, padded to the same number on every rank."""
-        return Layout([("decided here", (self.shares.chunks * self.shares.words * WORD,))])
+        size = self.shares.chunks * self.shares.words * WORD
+        return Layout([("decided here", (size,))])
 
     def _travel(self, numbers: range) -> None:
         """See Exchange."""
-        mine = [self._written(self._sent[:, rank], self.group.rank) for rank in range(self.group.world)]
+        mine = []
+        for rank in range(self.group.world):
+            votes = self._sent[:, rank]
+            mine.append(self._written(votes, self.group.rank))
         for rank, letter in enumerate(self._swapped(mine)):
-            self._received[:, rank] = self._read(letter, rank, self._received[:, rank])
+            place = self._received[:, rank]
+            place.copy_(self._read(letter, rank, place))
 
     def share(self, message: Tensor) -> tuple[Planes, Tensor]:
         """See Exchange. A decision without gaps, because coins decide them, travels as it is."""
         if self._decided.shape[1] == 1:
             return super().share(message)
-        mine = self._written(self._decided, SERVER) + message.numpy().tobytes()
-        letters = self._swapped([mine] * self.group.world)
+        decision = self._written(self._decided, SERVER)
+        mine = decision + message.numpy().tobytes()
         end = -message.nbytes
-        pieces = [self._read(letter[:end], SERVER, self._decided).reshape(-1) for letter in letters]
-        messages = [torch.frombuffer(bytearray(letter[end:]), dtype=torch.int64) for letter in letters]
+        pieces = []
+        messages = []
+        for letter in self._swapped([mine] * self.group.world):
+            piece = self._read(letter[:end], SERVER, self._decided)
+            pieces.append(piece.reshape(-1))
+            numbers = bytearray(letter[end:])
+            messages.append(torch.frombuffer(numbers, dtype=torch.int64))
         return self._joined(torch.stack(pieces)), torch.stack(messages)
 
     def _swapped(self, letters: list[bytes]) -> list[bytes]:
         """Send letter r to rank r; the letters of all ranks to this one."""
-        mine = len(letters[self.group.rank])
-        self._bytes += sum(map(len, letters)) - mine + LENGTH * (self.group.world - 1)
+        others = self.group.world - 1
+        kept = len(letters[self.group.rank])
+        sent = sum(map(len, letters)) - kept
+        self._bytes += sent + LENGTH * others
         with self._timed():
             return self.group.swap(letters)
 
     def _written(self, planes: Tensor, sender: int) -> bytes:
         """The ballot of votes (chunks, planes, words) on what a rank decides."""
-        signs, support = planes.transpose(0, 1).reshape(2, -1).cpu()
-        ballot = Ballot.cast(self._layout, Planes(signs, support), worker=sender, round=self.round, run=RUN)
+        rows = planes.transpose(0, 1).reshape(2, -1)
+        signs, support = rows.cpu()
+        ballot = Ballot.cast(
+            self._layout,
+            Planes(signs, support),
+            worker=sender,
+            round=self.round,
+            run=RUN,
+        )
         return ballot.thinned().to_bytes()
 
     def _read(self, letter: bytes, sender: int, like: Tensor) -> Tensor:
         """The votes in a ballot, in the shape and on the device of others."""
-        ballot = parse(letter, layout=self._layout, run=RUN, round=self.round, worker=sender)
+        ballot = parse(
+            letter,
+            layout=self._layout,
+            run=RUN,
+            round=self.round,
+            worker=sender,
+        )
         signs, support = ballot.planes()
         if support is None:
             support = torch.full_like(signs, -1)

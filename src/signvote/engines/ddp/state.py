@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from signvote.core.bits import Zeros
-from signvote.core.encoder import Encoding, check_batch_size, check_top
+from signvote.core.encoding import Encoding, check_batch_size, check_top
 from signvote.core.layout import Layout, trainable
 from signvote.core.report import RoundReport
 from signvote.core.rule import Rule
@@ -21,10 +21,11 @@ from signvote.core.trust import State
 from signvote.engines.ddp.balance import Balancer, Stopwatch
 from signvote.engines.ddp.gradients import Bucket
 from signvote.engines.ddp.handshake import check_model
-from signvote.engines.ddp.poll import CHECK_EVERY, CHUNK, Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.process_group import ProcessGroup, check_ready, ranks_of
 from signvote.engines.ddp.steps import StepWatch
 from signvote.engines.ddp.team import Team
+from signvote.engines.ddp.transport import CHECK_EVERY, CHUNK, Transport
 from signvote.errors import ConfigError
 from signvote.kernels import Planes
 
@@ -173,7 +174,12 @@ class VoteState(Voting):
         device = next(iter(parameters.values())).device
         team = Team(ProcessGroup(ranks_of(group), device, timeout))
         self._poll = Poll(
-            parameters, server, team, encoding=encoding, transport=transport, worker_id=worker_id
+            parameters,
+            server,
+            team,
+            encoding=encoding,
+            transport=transport,
+            worker_id=worker_id,
         )
         team.connect()
         self.batch_size = batch_size

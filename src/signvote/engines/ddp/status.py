@@ -54,7 +54,11 @@ class Statuses(NamedTuple):
 
 
 def gathered(
-    mine: Status, used: Sequence[bool], claims: Tensor, exchange: Exchange, group: Group
+    mine: Status,
+    used: Sequence[bool],
+    claims: Tensor,
+    exchange: Exchange,
+    group: Group,
 ) -> Statuses:
     """The status of every rank, the parameters that some rank has a gradient of, and what workers claim."""
     if group.world == 1:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from signvote.core.worker import HALVES, step_
+from signvote.core.update import HALVES, step_each_
 from signvote.engines.ddp.placement import Part
 from signvote.engines.ddp.torch_names import copy_all_, local_of, sharding_of
 from signvote.kernels import Planes, backend
@@ -42,7 +42,10 @@ class Stepping:
     """
 
     def __init__(
-        self, parameters: Sequence[Tensor], parts: Sequence[Part], groups: Sequence[int] | None = None
+        self,
+        parameters: Sequence[Tensor],
+        parts: Sequence[Part],
+        groups: Sequence[int] | None = None,
     ) -> None:
         self.masters: dict[int, Tensor] = {}  # by the place of the parameter
         self._parameters = parameters
@@ -63,8 +66,10 @@ class Stepping:
 
     def load_master(self, place: int, master: Tensor | None) -> None:
         """Set the master of a parameter; None: the parameter's own value."""
-        if place in self.masters:
-            self.masters[place].copy_(self._local(place) if master is None else local_of(master))
+        if place not in self.masters:
+            return
+        value = self._local(place) if master is None else local_of(master)
+        self.masters[place].copy_(value)
 
     def step(
         self,
@@ -86,18 +91,23 @@ class Stepping:
             return
         self._follow()
         if decision.signs.device.type == "cpu" and is_decided is True:
-            for place in self._places(used):
-                lr, decay = settings[self._groups[place]]
-                step_(self._target(place), decision, self._parts[place].start, lr, decay)
+            self._step_each(decision, used, settings)
         else:
             self._step_at_once(decision, used, settings, is_decided)
         stepped = [place for place in self.masters if used[place]]
-        copy_all_([self._local(place) for place in stepped], [self.masters[place] for place in stepped])
+        parameters = [self._local(place) for place in stepped]
+        masters = [self.masters[place] for place in stepped]
+        copy_all_(parameters, masters)
         self._versions = self._versions_now()
 
     def _places(self, used: Sequence[bool]) -> list[int]:
         """The places of the parameters that step; a part without coordinates has nothing to step."""
-        return [place for place, part in enumerate(self._parts) if used[place] and part.start < part.stop]
+        found = []
+        for place, part in enumerate(self._parts):
+            has_coordinates = part.start < part.stop
+            if used[place] and has_coordinates:
+                found.append(place)
+        return found
 
     def _follow(self) -> None:
         """Take over what somebody else has changed in a parameter, as by loading a model.
@@ -117,10 +127,16 @@ class Stepping:
         locals_ = {place: self._local(place) for place in self.masters}
         return {place: (local.data_ptr(), local._version) for place, local in locals_.items()}
 
-    def _target(self, place: int) -> Tensor:
-        """What steps: the master of a parameter, or its part on this rank."""
-        master = self.masters.get(place)
-        return self._local(place) if master is None else master
+    def _step_each(self, decision: Planes, used: Sequence[bool], settings: Sequence[Setting]) -> None:
+        """One parameter after the other: on a CPU a launch costs nothing."""
+        for alike in self._alike(used, settings):
+            lr, decay = settings[alike.group]
+            targets = zip(self._here(alike), alike.begins, strict=True)
+            step_each_(targets, decision, lr, decay)
+
+    def _here(self, alike: Alike) -> list[Tensor]:
+        """The parts of these targets on this rank; FSDP2 may put them into other memory between two steps."""
+        return [local_of(each) for each in alike.targets] if self._is_sharded else alike.targets
 
     def _step_at_once(
         self,
@@ -134,8 +150,8 @@ class Stepping:
         kernels = backend(decision.signs.device)
         for alike in self._alike(used, settings):
             lr, decay = settings[alike.group]
-            targets = [local_of(each) for each in alike.targets] if self._is_sharded else alike.targets
-            kernels.step_all_(targets, alike.begins, decision, lr, 1 - lr * decay, decided if decay else None)
+            needed = decided if decay else None  # without decay no decision, no step
+            kernels.step_all_(self._here(alike), alike.begins, decision, lr, 1 - lr * decay, needed)
 
     def _alike(self, used: Sequence[bool], settings: Sequence[Setting]) -> list[Alike]:
         """The parameters that step together. Which ones, is worked out anew only when it changes."""

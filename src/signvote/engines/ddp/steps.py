@@ -50,7 +50,8 @@ class StepWatch:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look at an optimizer that is about to step."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._mine]
+        everything = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = [p for p in everything if id(p) in self._mine]
         if not parameters or not self._sizes:
             return
         allowed = self._sizes
@@ -116,9 +117,12 @@ def _check_gradients(parameters: Iterable[Tensor], allowed: tuple[float, ...]) -
     if not sizes.numel():
         return
     smallest, largest = (float(size) for size in sizes.aminmax())
-    if any(_is_near(smallest, size) and _is_near(largest, size) for size in allowed):
-        return
-    span = f"{largest:.3g}" if smallest == largest else f"{smallest:.3g} to {largest:.3g}"
+    for size in allowed:
+        if _is_near(smallest, size) and _is_near(largest, size):
+            return
+    span = f"{largest:.3g}"
+    if smallest < largest:
+        span = f"{smallest:.3g} to {span}"
     raise EngineError(
         f"gradients were changed between the vote and the step: their size is {span}, the vote left 1. Remove"
         " clip_grad_norm_ and the like: a sign has no scale, and the optimizer's lr is the step"

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout
 from signvote.core.rule import Ranges, Rule
 from signvote.engines.ddp.placement import Held, Placement

@@ -93,6 +93,11 @@ def like_shard(parameter: Tensor, flat: Tensor) -> Tensor:
 
     mesh, _ = sharding
     whole: Tensor = DTensor.from_local(
-        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+        local,
+        mesh,
+        [Shard(0)],
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
     )
     return whole

@@ -70,18 +70,23 @@ class Meeting(Store):
     def _look(self, missing: Sequence[str]) -> None:
         """Ask every other member, and stop waiting for one that is gone, or in a later view."""
         for worker, person in self._view.members.items():
-            if worker != self._membership.worker:
-                values = self._ask(worker, person, missing)
-                found = {key: value for key, value in zip(missing, values, strict=True) if value is not None}
-                self._found |= {key: bytes.fromhex(value) for key, value in found.items()}
+            if worker == self._membership.worker:
+                continue
+            values = self._ask(worker, person, missing)
+            for key, value in zip(missing, values, strict=True):
+                if value is not None:
+                    self._found[key] = bytes.fromhex(value)
 
     def _ask(self, worker: int, person: Person, missing: Sequence[str]) -> list[str | None]:
-        request = {"read": ["boot", "view", *(self._key(key) for key in missing)]}
+        keys = [self._key(key) for key in missing]
+        request = {"read": ["boot", "view", *keys]}
+        seconds = self._membership.settings.answer
         try:
-            boot, view, *values = ask(person.address, request, self._membership.settings.answer)
+            boot, view, *values = ask(person.address, request, seconds)
         except UNREACHABLE as error:
             raise RuntimeError(f"worker {worker} gives no answer ({error})") from error
-        if boot != person.boot or (view is not None and view["epoch"] > self._view.epoch):
+        is_ahead = view is not None and view["epoch"] > self._view.epoch
+        if boot != person.boot or is_ahead:
             raise RuntimeError(f"worker {worker} is in view {self._view.epoch} no more")
         return list(values)
 
@@ -134,16 +139,19 @@ class ViewGroup:
 
     def swap(self, letters: Sequence[bytes]) -> list[bytes]:
         """Send letter r to rank r; return the letters of all ranks. Their lengths travel first."""
-        lengths = torch.tensor([len(letter) for letter in letters])
+        going = [len(letter) for letter in letters]
+        lengths = torch.tensor(going)
         coming = torch.empty_like(lengths)
         self.all_to_all(coming, lengths)
         sizes = coming.tolist()
-        sent = torch.frombuffer(bytearray(b"".join(letters)) or bytearray(1), dtype=torch.uint8)
-        sent = sent[: int(lengths.sum())]
+        content = bytearray(b"".join(letters))
+        buffer = torch.frombuffer(content or bytearray(1), dtype=torch.uint8)
+        sent = buffer[: len(content)]
         received = sent.new_empty(sum(sizes))
         with self._named() as group:
-            group.alltoall_base(received, sent, sizes, lengths.tolist()).wait()
-        return [letter.numpy().tobytes() for letter in torch.split(received, sizes)]
+            group.alltoall_base(received, sent, sizes, going).wait()
+        arrived = torch.split(received, sizes)
+        return [letter.numpy().tobytes() for letter in arrived]
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         """Overwrite a tensor with that of one member, given by its rank."""

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.layout import Layout, trainable
 from signvote.core.rule import Rule
 from signvote.core.server import Server
@@ -20,10 +20,11 @@ from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.members import Members
 from signvote.engines.ddp.past import Decided
-from signvote.engines.ddp.poll import Poll, Transport
+from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.stepping import Setting, Stepping
 from signvote.engines.ddp.team import team_of
 from signvote.engines.ddp.torch_names import like_shard, local_of
+from signvote.engines.ddp.transport import Transport
 from signvote.errors import ConfigError
 
 
@@ -173,7 +174,12 @@ def make_poll(
         from signvote.engines.ddp.elastic import ElasticPoll  # needs gloo
 
         return ElasticPoll(
-            parameters, decides, members=members, encoding=used, transport=transport, dtype=widest
+            parameters,
+            decides,
+            members=members,
+            encoding=used,
+            transport=transport,
+            dtype=widest,
         )
     team = team_of(parameters, group, device, timeout)
     kind = LocalPoll if encoding.scales else Poll

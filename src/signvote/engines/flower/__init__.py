@@ -14,6 +14,7 @@ except ImportError as error:
     raise ImportError("signvote.engines.flower needs flwr: pip install 'signvote[flower]'") from error
 
 from signvote.engines.flower.client import score, vote
-from signvote.engines.flower.strategy import QuorumError, SignVote
+from signvote.engines.flower.quorum import QuorumError
+from signvote.engines.flower.strategy import SignVote
 
 __all__ = ["QuorumError", "SignVote", "score", "vote"]

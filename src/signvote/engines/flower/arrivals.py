@@ -30,7 +30,10 @@ class Arrivals:
         return getattr(self._grid, name)
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
     ) -> Iterator[Message]:
         """Send messages, and yield replies until all are there or the time is up."""
         start = time.monotonic()

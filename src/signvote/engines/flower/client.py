@@ -18,7 +18,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import Tensor, nn
 
-from signvote.core.encoder import Encoding
+from signvote.core.encoding import Encoding
 from signvote.core.samples import SampleCount
 from signvote.core.worker import Worker
 from signvote.engines.flower.records import (

@@ -66,8 +66,9 @@ def log_round(round: int, report: RoundReport, nodes: Mapping[int, int], silent:
 
 
 def _listed(workers: Sequence[int]) -> str:
-    more = "" if len(workers) <= SHOWN else f" and {len(workers) - SHOWN} more"
-    return f"{list(workers[:SHOWN])}{more}"
+    first = list(workers[:SHOWN])
+    others = len(workers) - len(first)
+    return f"{first} and {others} more" if others else f"{first}"
 
 
 def log_trust(report: RoundReport, shares: Mapping[int, float], nodes: Mapping[int, int]) -> None:
@@ -94,4 +95,7 @@ def log_trust(report: RoundReport, shares: Mapping[int, float], nodes: Mapping[i
 
 def _ends(voters: Sequence[int]) -> Sequence[int]:
     """All of few, the first and the last of many."""
-    return voters if len(voters) <= SHOWN else [*voters[: SHOWN // 2], *voters[-SHOWN // 2 :]]
+    if len(voters) <= SHOWN:
+        return voters
+    half = SHOWN // 2
+    return [*voters[:half], *voters[-half:]]

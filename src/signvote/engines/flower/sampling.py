@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from random import Random
@@ -34,7 +35,14 @@ class Sampling:
             if value < 1:
                 raise ConfigError(f"{name} is {value}; it must be 1 or more")
 
-    def choose(self, grid: Grid, least: int, timeout: float, run: int, round: int) -> list[int]:
+    def choose(
+        self,
+        grid: Grid,
+        least: int,
+        timeout: float,
+        run: int,
+        round: int,
+    ) -> list[int]:
         """The nodes that are asked in a round: a sample of those that are connected.
 
         Args:
@@ -67,3 +75,36 @@ class Sampling:
         chosen = Random(f"{run} {round}").sample(nodes, size)
         log.info("signvote: round %d: asks %d of %d nodes", round, size, len(nodes))
         return sorted(chosen)
+
+
+class Asked:
+    """The nodes that are asked to vote in a round, and until when they may answer.
+
+    Args:
+        sampling: chooses them.
+
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.timeout = math.inf  # seconds of a round
+        self.nodes: list[int] = []  # their ids
+        self._is_starting = True
+
+    def start(self, timeout: float) -> None:
+        """Begin with rounds of this many seconds. The first of them waits for more nodes."""
+        self.timeout = timeout
+        self._is_starting = True
+
+    def choose(self, grid: Grid, min_ballots: int, run: int, round: int) -> None:
+        """Choose the nodes of a round: at least as many as must vote, unless the time is up before."""
+        least = min_ballots
+        if self._is_starting:
+            least = max(least, self.sampling.min_available_nodes)
+        self._is_starting = False
+        self.nodes = self.sampling.choose(grid, max(1, least), self.timeout, run, round)
+
+    @property
+    def ttl(self) -> float | None:
+        """Seconds for which messages to them are kept; None: without limit."""
+        return None if math.isinf(self.timeout) else self.timeout

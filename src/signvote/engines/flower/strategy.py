@@ -7,12 +7,11 @@ checkpoint. `progress.py` keeps track of the nodes.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -22,40 +21,35 @@ from torch import Tensor
 from signvote import checkpoint
 from signvote.core.ballot import parse
 from signvote.core.bits import SERVER, Zeros
-from signvote.core.encoder import Encoding
-from signvote.core.groups import Factors, checked
+from signvote.core.encoding import Encoding
+from signvote.core.groups import Factors
 from signvote.core.layout import Layout
 from signvote.core.rounds import Round, Store
 from signvote.core.rule import Rule
 from signvote.core.server import Server
-from signvote.core.worker import apply_decision
 from signvote.engines.flower.answers import Answers
 from signvote.engines.flower.arrivals import Arrivals
+from signvote.engines.flower.buffers import Buffers, Reporting, buffers_in, set_buffers_
 from signvote.engines.flower.logs import log, log_round, log_trust
+from signvote.engines.flower.model import ServerModel, Step
 from signvote.engines.flower.progress import Decision, Progress
+from signvote.engines.flower.quorum import Call, no_quorum
 from signvote.engines.flower.records import as_lists, ballot_in, is_vote
 from signvote.engines.flower.requests import Requests
-from signvote.engines.flower.sampling import Sampling
-from signvote.engines.flower.summaries import (
-    LEFT_OUT,
-    MetricMeans,
-    Reported,
-    buffers_in,
-    buffers_of,
-    set_buffers_,
-    shift_rounds,
-)
-from signvote.errors import ConfigError, EngineError, LayoutError
+from signvote.engines.flower.sampling import Asked, Sampling
+from signvote.engines.flower.summaries import LEFT_OUT, MetricMeans, Metrics, shift_rounds
+from signvote.errors import ConfigError
 from signvote.formats import check_state, upgraded
 
-Step = float | Callable[[int], float]
 VERSION = 2
 NODES = 100_000  # are known, about, unless told
-SHOWN = 4  # reasons in an error, at most
 
 
-class QuorumError(EngineError):
-    """Too few nodes voted in a round. The round changed nothing; the checkpoint holds the round before."""
+class Reported(NamedTuple):
+    """What a node sends beside its ballot."""
+
+    metrics: Metrics
+    buffers: Buffers
 
 
 class SignVote(Strategy):
@@ -128,12 +122,26 @@ class SignVote(Strategy):
         **options: Any,
     ) -> None:
         _check_least(1, local_steps=local_steps)
-        _check_least(0, min_ballots=min_ballots, evaluate_every=evaluate_every, buffers_every=buffers_every)
+        _check_least(
+            0,
+            min_ballots=min_ballots,
+            evaluate_every=evaluate_every,
+            buffers_every=buffers_every,
+        )
         if not 0 <= run < 2**63:
             raise ConfigError(f"run is {run}; it must lie in 0..2^63-1")
         if encoding is None:
-            averaging: dict[str, Any] = {"momentum": momentum, "interpolation": interpolation, "clip": clip}
-            encoding = Encoding(**averaging, zeros=zeros, top=top, feedback=feedback)
+            averaging: dict[str, Any] = {
+                "momentum": momentum,
+                "interpolation": interpolation,
+                "clip": clip,
+            }
+            encoding = Encoding(
+                **averaging,
+                zeros=zeros,
+                top=top,
+                feedback=feedback,
+            )
         self.server = Server(
             layout,
             rule,
@@ -145,17 +153,17 @@ class SignVote(Strategy):
             **options,
         )
         encoding = encoding.suiting(self.server.rule)
-        self.step = step
-        self.decay = decay
-        self.factors = checked(factors, [segment.name for segment in layout.segments])
-        self.sampling = Sampling(
+        self._model = ServerModel(layout, step=step, decay=decay, factors=factors)
+        sampling = Sampling(
             fraction_train=fraction_train,
             min_train_nodes=min_train_nodes,
             min_available_nodes=min_available_nodes,
         )
+        self._asked = Asked(sampling)
+        self._reporting = Reporting(buffers_every)
+        self._means = MetricMeans()
         self.min_ballots = min_ballots
         self.evaluate_every = evaluate_every
-        self.buffers_every = buffers_every
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         chosen = {name: value for name, value in asdict(encoding).items() if value is not None}
         self.settings: dict[str, Any] = {
@@ -164,17 +172,15 @@ class SignVote(Strategy):
             "local_steps": local_steps,
             "local_rate": local_rate,
             **chosen,
-            **as_lists(self.factors),
+            **as_lists(self._model.factors),
         }
-        self.model: dict[str, Tensor] = {}
         self.progress = Progress(remember or max(NODES, self.server.remember))
         self.shares: dict[int, float] = {}  # voter -> its share of all weight in the last round
-        self.timeout = math.inf
-        self._means = MetricMeans()
-        self._final_round = 0  # of this call of `start`
-        self._asks_buffers = False
-        self._asked: list[int] = []  # node ids of this round
-        self._is_starting = True
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The tensors of the model after the last round."""
+        return self._model.tensors
 
     @property
     def layout(self) -> Layout:
@@ -205,17 +211,16 @@ class SignVote(Strategy):
     ) -> Result:
         """Train up to round `num_rounds`: resume from this object or its checkpoint, else start from the arrays."""
         if not self.round:
-            self._load_model(initial_arrays.to_torch_state_dict())
+            self._model.load(initial_arrays.to_torch_state_dict())
         if not self.round and self.checkpoint is not None and self.checkpoint.exists():
             self.load_state_dict(checkpoint.load(self.checkpoint))
             log.info("signvote: continues after round %d of %s", self.round, self.checkpoint)
-        self.timeout = timeout
-        self._final_round = num_rounds
-        self._is_starting = True
+        self._asked.start(timeout)
+        self._reporting.final_round = num_rounds
         done = self.round
         result = super().start(
             Arrivals(grid),  # type: ignore[arg-type]  # a grid in all that matters here
-            self._arrays(),
+            self._model.arrays(),
             max(0, num_rounds - done),
             timeout,
             train_config,
@@ -223,7 +228,7 @@ class SignVote(Strategy):
             evaluate_fn and (lambda t, arrays: evaluate_fn(done + t, arrays)),
         )
         log_trust(self.server.report, self.shares, self.nodes)
-        result.arrays = self._arrays()
+        result.arrays = self._model.arrays()
         shift_rounds(result, done)
         return result
 
@@ -232,35 +237,23 @@ class SignVote(Strategy):
         log.info("\t├──> Rule: %s, %r", self.server.rule.name, self.layout)
         log.info("\t└──> Settings: %s", self.settings)
 
-    def _load_model(self, model: dict[str, Tensor]) -> None:
-        """Copy the model. Workers vote only on the tensors that the layout names."""
-        model = {name: tensor.clone() for name, tensor in model.items()}
-        names = [segment.name for segment in self.layout.segments]
-        found = {name: model[name] for name in names if name in model}
-        missing = [name for name in names if name not in model]
-        if missing:
-            raise LayoutError(f"the initial arrays lack {', '.join(missing)}; wanted {self.layout!r}")
-        if Layout(found.items()) != self.layout:
-            raise LayoutError(f"the initial arrays have other shapes; wanted {self.layout!r}")
-        self.model = model
-
-    def _arrays(self) -> ArrayRecord:
-        return ArrayRecord(self.model)
-
     # ---- down ------------------------------------------------------------------------------------
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """A message to each node that is asked: its worker number, and the decisions that it lacks."""
-        least = max(self.min_ballots, self.sampling.min_available_nodes if self._is_starting else 1)
-        self._is_starting = False
-        self._asked = self.sampling.choose(grid, least, self.timeout, self.server.run, self.round + 1)
-        self._asks_buffers = self._wants_buffers(self.round + 1)
-        gone = self.progress.register(self._asked)
+        next_round = self.round + 1
+        self._asked.choose(grid, self.min_ballots, self.server.run, next_round)
+        self._reporting.ask(next_round, self._model.buffers)
+        gone = self.progress.register(self._asked.nodes)
         if gone:
             self.server.forget(*gone)
-        config["server-round"] = self.round + 1
+        config["server-round"] = next_round
         return self._messages(arrays, config, MessageType.TRAIN)
 
     def _messages(self, arrays: ArrayRecord, config: ConfigRecord, kind: str) -> Iterator[Message]:
@@ -270,36 +263,33 @@ class SignVote(Strategy):
             round=self.round,
             model=arrays,
             config=config,
-            settings={**self.settings, "buffers": self._asks_buffers},
-            ttl=None if math.isinf(self.timeout) else self.timeout,
+            settings={**self.settings, "buffers": self._reporting.is_asked},
+            ttl=self._asked.ttl,
         )
-        return (requests.to(node, kind) for node in self._asked)
-
-    def _wants_buffers(self, t: int) -> bool:
-        """Whether nodes report their buffers in round t."""
-        if not self.buffers_every or not buffers_of(self.model, self.layout):
-            return False
-        return t % self.buffers_every == 0 or t == self._final_round
+        return (requests.to(node, kind) for node in self._asked.nodes)
 
     # ---- up --------------------------------------------------------------------------------------
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Count the ballots as they arrive, and decide the round."""
         t = self.round + 1
         opened = self.server.open(t)
-        answers = Answers(self.progress, self._asked, self.round)
+        answers = Answers(self.progress, self._asked.nodes, self.round)
         reported = self._counted(opened, answers.read(replies, t))
         if opened.votes < self.min_ballots:
-            raise self._no_quorum(opened, len(answers.silent))
+            kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
+            asked = Call(len(self._asked.nodes), len(answers.silent), self._asked.timeout, self.min_ballots)
+            raise no_quorum(opened, asked, kept)
         voters = [ballot.worker for ballot in opened.voters]
         self._apply(t, opened.close())
         shares = self.server.rule.shares(voters)  # before the rule learns
         self.shares = {} if shares is None else dict(zip(voters, shares.tolist(), strict=True))
-        if self._asks_buffers and self.server.report.is_decided:
-            buffers = buffers_of(self.model, self.layout)
-            set_buffers_(buffers, [reported[worker].buffers for worker in voters])
+        if self._reporting.is_asked and self.server.report.is_decided:
+            set_buffers_(self._model.buffers, [reported[worker].buffers for worker in voters])
         log_round(t, self.server.report, self.nodes, answers.silent)
         if self.checkpoint is not None:
             checkpoint.save(self.checkpoint, self.state_dict())
@@ -308,14 +298,16 @@ class SignVote(Strategy):
             "ballots": len(voters),
             "refused": len(self.server.report.refused),
             "decided": int(self.server.report.is_decided),
-            **{name: means[name] for name in ("loss", "loss" + LEFT_OUT) if name in means},
         }
-        return self._arrays(), MetricRecord(summary)
+        for name in ("loss", "loss" + LEFT_OUT):
+            if name in means:
+                summary[name] = means[name]
+        return self._model.arrays(), MetricRecord(summary)
 
     def _counted(self, opened: Round, answers: Iterable[tuple[int, RecordDict]]) -> dict[int, Reported]:
         """Give the round its ballots. Returns the rest of what their workers sent."""
         reported = {}
-        buffers = buffers_of(self.model, self.layout) if self._asks_buffers else {}
+        buffers = self._model.buffers if self._reporting.is_asked else {}
         for worker, content in answers:
             if not is_vote(content):
                 continue
@@ -325,31 +317,26 @@ class SignVote(Strategy):
                 reported[worker] = Reported(metrics, buffers_in(content, buffers))
         return reported
 
-    def _no_quorum(self, opened: Round, silent: int) -> QuorumError:
-        """What is known about the nodes that did not vote, and where the last complete round is."""
-        t = opened.number
-        nodes = len(self._asked)
-        known = [f"{silent} did not answer within {self.timeout:g} s"]
-        known += [f"worker {worker} abstained: {why}" for worker, why in opened.abstained.items()]
-        known += [f"refused: {refusal.message}" for refusal in opened.refused]
-        shown = "; ".join(known[:SHOWN])
-        kept = f"in {self.checkpoint}" if self.checkpoint else "the last complete one"
-        return QuorumError(
-            f"round {t}: {opened.votes} of {nodes} nodes voted, min_ballots is {self.min_ballots}"
-            f" ({shown}); round {t - 1} is {kept}"
-        )
-
     def _apply(self, t: int, message: bytes) -> None:
-        step = float(self.step(t) if callable(self.step) else self.step)
-        decision = parse(message, layout=self.layout, run=self.server.run, round=t, worker=SERVER)
-        apply_decision(self.model, decision, step, self.decay, self.factors)
-        model_bytes = sum(tensor.nbytes for tensor in self.model.values())
-        self.progress.add(t, Decision(step, message), limit_bytes=model_bytes)
+        """Step the server's model, and keep the decision for nodes that will lack it."""
+        decision = parse(
+            message,
+            layout=self.layout,
+            run=self.server.run,
+            round=t,
+            worker=SERVER,
+        )
+        step = self._model.apply(decision)
+        self.progress.add(t, Decision(step, message), limit_bytes=self._model.nbytes)
 
     # ---- evaluation on the nodes -----------------------------------------------------------------
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Every `evaluate_every` rounds, ask the nodes that were asked to vote in this round."""
         if not self.evaluate_every or self.round % self.evaluate_every:
@@ -360,7 +347,7 @@ class SignVote(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The plain mean of each metric over the nodes that report it as a finite number."""
         t = self.round
-        answers = Answers(self.progress, self._asked, t).read(replies, t)
+        answers = Answers(self.progress, self._asked.nodes, t).read(replies, t)
         reported = {worker: self._means.read(content, t) for worker, content in answers}
         means = self._means.of(t, [reported[worker] for worker in sorted(reported)])
         return MetricRecord(means) if means else None  # type: ignore[arg-type]  # a dict is invariant
@@ -382,14 +369,18 @@ class SignVote(Strategy):
         check_state(state, kind="flower")
         state = upgraded(state, "the checkpoint", VERSION, {1: _with_workers})
         self.server.load_state_dict(state["server"])
-        self._load_model(state["model"])
+        self._model.load(state["model"])
         self.progress = Progress(self.progress.limit, state)
 
 
 def _with_workers(state: dict[str, Any]) -> dict[str, Any]:
     """Format 2 names the worker of each node, because nodes may be forgotten."""
     nodes = state["nodes"]
-    return {**state, "workers": list(range(len(nodes))), "next_worker": len(nodes)}
+    return {
+        **state,
+        "workers": list(range(len(nodes))),
+        "next_worker": len(nodes),
+    }
 
 
 def _check_least(least: int, **values: int) -> None:

@@ -1,36 +1,22 @@
-"""Means of the metrics and medians of the buffers that nodes report. A node may send anything: the rest is left out."""
+"""Means of the metrics that nodes report. A node may send anything: the rest is left out."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 from flwr.serverapp.strategy import Result
-from torch import Tensor
 
-from signvote.core.layout import Layout
 from signvote.engines.flower.logs import log
-from signvote.engines.flower.records import BUFFERS, METRICS, record_in
+from signvote.engines.flower.records import METRICS, record_in
 
-Numbers = np.ndarray[Any, np.dtype[np.float32]]
 Metrics = dict[str, float]
-Buffers = dict[str, Numbers]
 
 MOST_METRICS = 100  # names: of one node, and of all together
 LEFT_OUT = "-left-out"  # ends the name of a count of values that are not finite
-
-
-class Reported(NamedTuple):
-    """What a node sends beside its ballot."""
-
-    metrics: Metrics
-    buffers: Buffers
 
 
 class MetricMeans:
@@ -74,40 +60,6 @@ class MetricMeans:
         if not self._has_warned:
             log.warning(f"signvote: round %d: {what}; %d are kept", round, names, MOST_METRICS)
         self._has_warned = True
-
-
-def buffers_of(model: Mapping[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """The entries of a model that nodes may report: floating-point tensors that are not voted on."""
-    voted = {segment.name for segment in layout.segments}
-    others = {name: tensor for name, tensor in model.items() if name not in voted}
-    return {name: tensor for name, tensor in others.items() if tensor.is_floating_point() and tensor.numel()}
-
-
-def buffers_in(content: RecordDict, buffers: Mapping[str, Tensor]) -> Buffers:
-    """The numbers of these buffers in a reply. Those of another size, or not finite, are left out."""
-    found = {name: _buffer_in(content, name, buffer.numel()) for name, buffer in buffers.items()}
-    return {name: values for name, values in found.items() if values is not None}
-
-
-def set_buffers_(buffers: Mapping[str, Tensor], reported: Sequence[Buffers]) -> None:
-    """Set each buffer that most nodes report to the median over these nodes, number by number.
-
-    A minority of nodes cannot move a median beyond what the others report, nor change an entry that only they report,
-    such as a frozen parameter.
-    """
-    for name, buffer in buffers.items():
-        usable = [values[name] for values in reported if name in values]
-        if 2 * len(usable) > len(reported):
-            middle = np.median(np.stack(usable), axis=0)
-            buffer.copy_(torch.from_numpy(middle).view(buffer.shape))
-
-
-def _buffer_in(content: RecordDict, name: str, size: int) -> Numbers | None:
-    array = record_in(content, BUFFERS, ArrayRecord).get(name)
-    if array is None or len(array.data) != 4 * size:
-        return None
-    values = np.frombuffer(array.data, "<f4")
-    return values if np.isfinite(values).all() else None
 
 
 def shift_rounds(result: Result, done: int) -> None:

@@ -33,7 +33,8 @@ def attention(crew: Crew, linear: Linear, *args: Any, **named: Any) -> tuple[Ten
     heads = call["num_heads"]
     x = call["query"].transpose(0, 1)  # (samples, length, width)
     inside = linear(crew, x, call["in_proj_weight"], call["in_proj_bias"])
-    split = inside.view(*x.shape[:2], 3, heads, -1)
+    samples, length, _ = x.shape
+    split = inside.view(samples, length, 3, heads, -1)
     query, key, value = split.permute(2, 0, 3, 1, 4)  # (samples, heads, length, width / heads) each
     mask = _mask(call, query.dtype)
     dropout = call["dropout_p"] if call["training"] else 0.0
@@ -52,32 +53,37 @@ def attention(crew: Crew, linear: Linear, *args: Any, **named: Any) -> tuple[Ten
 
 def _check(call: dict[str, Any]) -> None:
     """Raise for what is not supported."""
-    is_itself = call["query"] is call["key"] and call["key"] is call["value"]
-    extras = ("bias_k", "bias_v", "static_k", "static_v")
-    if not is_itself or call["in_proj_weight"] is None or call["query"].ndim != 3:
+    query = call["query"]
+    is_itself = query is call["key"] and query is call["value"]
+    if not is_itself or call["in_proj_weight"] is None or query.ndim != 3:
         raise NotTogetherError("its attention is not that of a batch of sequences to themselves")
-    if call["add_zero_attn"] or any(call[name] is not None for name in extras):
+    extras = ("bias_k", "bias_v", "static_k", "static_v")
+    has_extras = any(call[name] is not None for name in extras)
+    if call["add_zero_attn"] or has_extras:
         raise NotTogetherError("its attention has add_zero_attn, add_bias_kv or static keys")
 
 
 def _mask(call: dict[str, Any], dtype: torch.dtype) -> Tensor | None:
     """What is added to the products of queries and keys, (..., length, length); None: nothing."""
     length, samples, _ = call["query"].shape
-    masks = []
+    mask: Tensor | None = None
     if call["attn_mask"] is not None:
         mask = _additive(call["attn_mask"], dtype)
-        masks.append(mask.view(samples, -1, length, length) if mask.ndim == 3 else mask)
-    if call["key_padding_mask"] is not None:
-        padding = _additive(call["key_padding_mask"], dtype)
-        masks.append(padding.view(samples, 1, 1, length))
-    return sum(masks[1:], start=masks[0]) if masks else None
+        if mask.ndim == 3:
+            mask = mask.view(samples, -1, length, length)
+    if call["key_padding_mask"] is None:
+        return mask
+    padding = _additive(call["key_padding_mask"], dtype)
+    by_key = padding.view(samples, 1, 1, length)
+    return by_key if mask is None else mask + by_key
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A mask as numbers: -inf where a boolean one is True."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, -math.inf)
+    numbers = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return numbers.masked_fill_(mask, -math.inf)
 
 
 def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from signvote.core.ballot import HEADER
 from signvote.core.bits import bytes_for, coin_for, unpack_signs
 from signvote.core.corrections import claims, corrected, own, scales
-from signvote.core.encoder import Encoded, Memory, encode
+from signvote.core.encoding import Encoded, Memory, encode
+from signvote.core.header import HEADER
 from signvote.core.server import Server
 from signvote.core.sparse import body_bytes
 from signvote.core.vote import Votes, everywhere
@@ -51,13 +52,16 @@ class Together(Workers):
             self.memory = self._kept(at, before, found)
             self._signals = found.signal
         batch_sizes = self.work.config.batch_sizes
+        claimed = None
+        if self.work.encoding.corrects:
+            claimed = claims(self._signals, self.layout)
         return Votes(
             workers=tuple(voters),
             planes=found.planes,
             n=self.layout.size,
             batch_sizes=tuple(batch_sizes[m] for m in voters),
             present=found.finite,
-            claims=claims(self._signals, self.layout) if self.work.encoding.corrects else None,
+            claims=claimed,
         )
 
     def _compute(self, t: int) -> None:
@@ -126,10 +130,12 @@ class Together(Workers):
         largest = server.rule.scale(votes)
         assert largest is not None
         assert votes.claims is not None
-        scale = scales(own(votes.claims, largest), self.layout, 0, votes.n)
+        exponents = own(votes.claims, largest)
+        scale = scales(exponents, self.layout, 0, votes.n)
         rows = self._rows(votes.workers)
-        sent = unpack_signs(votes.planes, votes.n) * present[:, None]
         voted = slice(None) if rows is None else rows
+        signs = unpack_signs(votes.planes, votes.n)
+        sent = signs * present[:, None]
         after = belief.clone()
         corrected(after, None, None)
         after[voted] += sent * scale
@@ -145,9 +151,13 @@ class Together(Workers):
         self._compute(t)
         sizes = self.work.config.batch_sizes
         total = sum(sizes[m] for m in voters)
-        shares = [sizes[m] / total if m in voters else 0.0 for m in self.joint.order]
+        shares = []
+        for m in self.joint.order:
+            size = sizes[m] if m in voters else 0
+            shares.append(size / total)
         share = upload(torch.tensor(shares), self.joint.device)
-        return (self.joint.matrix * share[:, None]).sum(0)
+        weighed = self.joint.matrix * share[:, None]
+        return weighed.sum(0)
 
     def evaluate(self) -> dict[str, float]:
         """See Workers."""
@@ -156,15 +166,27 @@ class Together(Workers):
     def memories(self) -> list[Memory]:
         """See Workers."""
         order = self.joint.order
-        rows = [order.index(m) for m in range(len(order))]
-        return [self.memory.map(lambda kept, row=row: kept[row].cpu()) for row in rows]  # type: ignore[misc]
+        memories = []
+        for m in range(len(order)):
+            select = partial(_row_of, row=order.index(m))
+            memories.append(self.memory.map(select))
+        return memories
 
     def load_memories(self, memories: Sequence[Memory]) -> None:
         """See Workers."""
         for row, m in enumerate(self.joint.order):
             for mine, its in zip(self.memory, memories[m], strict=True):
-                if mine is not None:
-                    mine[row] = 0 if its is None else its.to(self.joint.device)
+                if mine is None:
+                    continue
+                if its is None:
+                    mine[row] = 0
+                else:
+                    mine[row] = its.to(self.joint.device)
+
+
+def _row_of(matrix: Tensor, row: int) -> Tensor:
+    """One row, on the CPU."""
+    return matrix[row].cpu()
 
 
 def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], tuple[int, int]]:
@@ -181,7 +203,9 @@ def bytes_sent(votes: Votes, decision: Planes, *, sparse: bool) -> Callable[[], 
         body = torch.minimum(body, _body_bytes(decided, votes.n, sparse=True))
     if decision.support is not None:
         body = body * decision.support.any()  # nothing decided is a header alone
-    present = torch.ones(len(votes.workers)) if votes.present is None else votes.present
+    present = votes.present
+    if present is None:
+        present = torch.ones(len(votes.workers))
     claimed = 0 if votes.claims is None else votes.claims.shape[1]  # bytes
     arrive = download(ballots.sum(), body, present.sum())
 
