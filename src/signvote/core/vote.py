@@ -253,9 +253,8 @@ def if_quorum(votes: Votes, least: int) -> Votes:
         return votes
     if votes.present is not None and least == 1:  # one voter is a quorum, and none is none
         return votes
-    present = votes.present
-    if present is None:
-        present = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
+    everybody = torch.ones(len(votes.workers), dtype=torch.bool, device=votes.device)
+    present = everybody if votes.present is None else votes.present
     is_quorum = present.sum() >= least
     return replace(votes, present=present & is_quorum)
 

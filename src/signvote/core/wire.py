@@ -118,9 +118,7 @@ def _arrays(name: str, types: tuple[str, ...], body: bytes) -> Iterator[Array]:
     at = 0
     for kind in types:
         start = at + LENGTH.size
-        size = -1
-        if start <= len(body):
-            (size,) = LENGTH.unpack_from(body, at)
+        size = LENGTH.unpack_from(body, at)[0] if start <= len(body) else -1
         itemsize = np.dtype(kind).itemsize
         if not 0 <= size <= len(body) - start or size % itemsize:
             raise BallotError("length", f"the arrays of the {name} do not fill it")

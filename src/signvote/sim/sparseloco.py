@@ -28,7 +28,9 @@ def message_bytes(n: int) -> int:
     116
     """
     chunks = -(-n // CHUNK)
-    bits = sum(_kept(min(CHUNK, n - CHUNK * c)) for c in range(chunks)) * (PLACE_BITS + VALUE_BITS)
+    lengths = [min(CHUNK, n - CHUNK * c) for c in range(chunks)]
+    kept = sum(map(_kept, lengths))
+    bits = kept * (PLACE_BITS + VALUE_BITS)
     return -(-bits // 8) + LEVEL_BYTES * chunks
 
 

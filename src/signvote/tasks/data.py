@@ -156,10 +156,20 @@ class Items(Samples):
     @cached_property
     def classes(self) -> Tensor | None:
         """See Samples. It reads the whole data set."""
-        labels = [_inputs_and_label(self.dataset[i])[1] for i in range(len(self))]
-        if not all(isinstance(label, int) or (torch.is_tensor(label) and not label.ndim) for label in labels):
-            return None
+        labels = []
+        for i in range(len(self)):
+            _, label = _inputs_and_label(self.dataset[i])
+            if not _is_class(label):
+                return None
+            labels.append(label)
         return _classes(torch.as_tensor(labels))
+
+
+def _is_class(label: object) -> bool:
+    """Whether a label is one number, that of a class."""
+    if isinstance(label, Tensor):
+        return not label.ndim
+    return isinstance(label, int)
 
 
 def samples_of(data: Samples | MapStyle) -> Samples:

@@ -83,7 +83,9 @@ def vote_gradients(state: VoteState) -> None:
 
 def _like(parameter: Tensor, gradient: Tensor) -> Tensor:
     """A bucket's slice as DDP means it: with the strides of its parameter, if that is dense."""
-    span = 1 + sum((n - 1) * stride for n, stride in zip(parameter.shape, parameter.stride(), strict=True))
+    sizes = zip(parameter.shape, parameter.stride(), strict=True)
+    last = sum((n - 1) * stride for n, stride in sizes)  # where its last element lies
+    span = last + 1
     if parameter.is_contiguous() or span != parameter.numel():
         return gradient
     return gradient.as_strided(parameter.shape, parameter.stride())

@@ -100,8 +100,11 @@ def vote(
 def _buffers(model: nn.Module) -> ArrayRecord:
     """The floating-point buffers that belong to the model's state, such as running statistics of batch norm."""
     kept = model.state_dict()
-    buffers = {name: b for name, b in model.named_buffers() if name in kept and b.is_floating_point()}
-    return ArrayRecord({name: to_buffer(buffer) for name, buffer in buffers.items()})
+    found = {}
+    for name, buffer in model.named_buffers():
+        if name in kept and buffer.is_floating_point():
+            found[name] = to_buffer(buffer)
+    return ArrayRecord(found)
 
 
 def score(
