@@ -185,6 +185,7 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Work]:
     weights = torch.randint(50, 10_240, (m,), generator=generator, dtype=torch.int32)
     majority = Majority(layout)
     paper = _experienced(layout, votes.workers)
+    counters = paper.trust.counters.view(torch.int16)
     decision = Planes(signs[0], None)
     return {
         "pack": lambda: kernel.sign_planes(x, coin),
@@ -192,6 +193,7 @@ def _ours(x: Tensor, signs: Tensor) -> dict[str, Work]:
         "majority": lambda: majority.vote(out, votes, coin),
         "weighted": lambda: kernel.vote_(out, votes.planes, weights, coin, (0, n)),
         "it-signsgd": lambda: paper.learn(paper.vote(out, votes, coin)),
+        "it-signsgd, counters read and written": lambda: counters.add_(0),
         "pairwise agreement": lambda: kernel.disagreements(votes.planes, n),
         "step": lambda: kernel.step_(x, decision, 0, 1e-3),
     }
