@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from signvote.core.counters import CoordinateTrust
 from signvote.kernels import Coin, CoordinateWeights, Planes, cpu, reference, words_for
-from signvote.kernels.curves import COPIES, TOGETHER, UNIT, WORST, add_curve, curves, values
+from signvote.kernels.curve_lanes import COPIES, add_curve
+from signvote.kernels.curves import TOGETHER, UNIT, WORST, curves, values
 from signvote.kernels.words import ONES, Array, Word, compiled
 
 CAPACITY = CoordinateTrust.FULL - 1  # most rounds in counters

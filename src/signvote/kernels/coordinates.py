@@ -9,7 +9,7 @@ Word by word, in three steps:
 
 So the decision is that of the tables, bit for bit. What limits lookups is that each is a load which depends on data.
 
-Numba caches by file: after a change in `curves.py`, `lanes.py` or `words.py`, run `make clean` or touch this file.
+Numba caches by file: after a change in `curve_lanes.py`, `lanes.py` or `words.py`, run `make clean` or touch this file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from signvote.kernels.curves import COPIES, TOGETHER, WIDTH, add_curve, move_sums, within
+from signvote.kernels.curve_lanes import COPIES, add_curve, move_sums, within
+from signvote.kernels.curves import TOGETHER, WIDTH
 from signvote.kernels.lanes import add_where, classify, peek, popcount, prefetch_to_write, put_where
 from signvote.kernels.words import ONE, ONES, ZERO, Array, Word, Words, coin_word, compiled, inlined, inside
 

@@ -25,7 +25,8 @@ from signvote.kernels import (
     words_for,
 )
 from signvote.kernels.adders import network, room, vote_words_
-from signvote.kernels.curves import COPIES, WORST, curves
+from signvote.kernels.curve_lanes import COPIES
+from signvote.kernels.curves import WORST, curves
 from signvote.kernels.words import BLOCK, ONES, ZERO, Array
 
 Counts = tuple[Array, Array]
