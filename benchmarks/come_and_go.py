@@ -4,12 +4,15 @@
 
 10,000 rounds of the default rule on 64 coordinates. In each round 100 workers are new and 100 have left for good, so
 that a worker votes in 10 rounds. Prints, for each 1,000 rounds, the workers that came by, those that the server knows,
-processor seconds a round of the server, and the memory of the process. Writes benchmarks/scale/come_and_go.json.
+processor seconds a round of the server, and the memory of the process; of what glibc manages of it, how much is in use,
+and how much was freed but not given back. With MALLOC_MMAP_THRESHOLD_=131072 in the environment, glibc gives it back.
+Writes benchmarks/scale/come_and_go.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +34,34 @@ def resident() -> float:
     """MiB of memory that this process holds."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Mallinfo(ctypes.Structure):
+    """What glibc's `mallinfo2` returns, in bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def managed() -> tuple[float, float]:
+    """MiB that this process uses of the memory that glibc manages, and MiB that it has freed and glibc keeps."""
+    library = ctypes.CDLL(None)
+    library.mallinfo2.restype = Mallinfo
+    found = library.mallinfo2()
+    return (found.uordblks + found.hblkhd) / 2**20, found.fordblks / 2**20
 
 
 def message(worker: int, round: int, bits: bytes) -> bytes:
@@ -57,7 +88,9 @@ def main() -> None:
     rows = []
     seconds = 0.0
     each = options.rounds // 10
-    print("| rounds | workers that came by | known | ms a round | MiB |\n|---|---|---|---|---|")
+    print(
+        "| rounds | workers that came by | known | ms a round | MiB | in use | free |\n|---|---|---|---|---|---|---|"
+    )
     for t in range(1, options.rounds + 1):
         sent = ballots(t, random)
         start = time.process_time()
@@ -67,11 +100,13 @@ def main() -> None:
             gc.collect()
             known = len(server.rule.trust.workers)  # type: ignore[union-attr]
             came = VOTERS + NEW * (t - 1)
-            rows.append((t, came, known, 1000 * seconds / each, resident()))
-            print(f"| {t:,} | {came:,} | {known:,} | {rows[-1][3]:.0f} | {rows[-1][4]:.0f} |", flush=True)
+            sizes = (resident(), *managed())
+            rows.append((t, came, known, 1000 * seconds / each, *sizes))
+            in_mib = " | ".join(f"{size:.0f}" for size in sizes)
+            print(f"| {t:,} | {came:,} | {known:,} | {rows[-1][3]:.0f} | {in_mib} |", flush=True)
             seconds = 0.0
     options.out.parent.mkdir(exist_ok=True)
-    names = ("rounds", "workers", "known", "milliseconds", "mebibytes")
+    names = ("rounds", "workers", "known", "milliseconds", "mebibytes", "mebibytes in use", "mebibytes free")
     options.out.write_text(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
 
 

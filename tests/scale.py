@@ -126,7 +126,6 @@ def tree(n: int, shape: Sequence[int]) -> list[Traffic]:
 
 CHUNK = 4 * 2**20  # bytes: votes of a chunk, when evidence is counted
 COPIES_OF_WORKER = 190  # six of the gradient, which is as long as 32 planes
-RELAYS = 4  # under the root, in the measurements
 
 
 def memory_of_server(n: int, workers: int, digits: int) -> int:
@@ -183,27 +182,37 @@ def table(rows: Iterable[tuple[str, Traffic, float]]) -> list[str]:
 
 
 def measurements(found: Sequence[dict[str, Any]]) -> list[str]:
-    """A row for each size and machine of benchmarks/scale/sizes.json."""
+    """A row for each size and machine of benchmarks/scale/sizes.json and predicted.json."""
     lines = [
-        "| workers | N | machine | planes copied, model | measured | memory, model | peak | peak as it is |",
-        "|---|---|---|---|---|---|---|---|",
+        "| workers | N | machine | planes copied, model | measured | off | memory, model | peak | off | as it is |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
-        n, workers = row["n"], row["workers"]
+        n, workers, below = row["n"], row["workers"], row["below"]
         digits = row["relay"]["planes"]
-        below = workers // RELAYS
         models = {
-            "server": (copies_of_server(workers), memory_of_server(n, workers, digits)),
-            "relay": (copies_of_relay(below), memory_of_relay(n, below, digits)),
-            "worker": (COPIES_OF_WORKER, memory_of_worker(n)),
+            "server": (workers, copies_of_server(workers), memory_of_server(n, workers, digits)),
+            "relay": (below, copies_of_relay(below), memory_of_relay(n, below, digits)),
+            "worker": (1, COPIES_OF_WORKER, memory_of_worker(n)),
         }
         ballots_of = {"server": workers, "relay": below, "worker": 32}
-        for case, (copies, memory) in models.items():
+        for case, (count, copies, memory) in models.items():
             found_copies = row[case]["copies"] + row[case].get("copies of the step", 0)
-            peaks = [row[case]["peak if freed blocks are returned"], row[case]["peak"]]
-            sizes = [amount(size) for size in (memory, *peaks)]
-            counts = (f"{copies:,}", f"{found_copies * ballots_of[case]:,.0f}")
-            lines.append(f"| {' | '.join((str(workers), f'{n:,}', case, *counts, *sizes))} |")
+            measured = found_copies * ballots_of[case]
+            peak, as_it_is = row[case]["peak if freed blocks are returned"], row[case]["peak"]
+            cells = (
+                f"{count:,}",
+                f"{n:,}",
+                case,
+                f"{copies:,}",
+                f"{measured:,.0f}",
+                f"{measured / copies - 1:+.0%}",
+                amount(memory),
+                amount(peak),
+                f"{peak / memory - 1:+.0%}",
+                amount(as_it_is),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

@@ -18,7 +18,7 @@ from tests import scale
 from tests.scale import Traffic
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"
-SIZES = PAGE.parent.parent / "benchmarks" / "scale" / "sizes.json"
+MEASURED = PAGE.parent.parent / "benchmarks" / "scale"
 Shape = tuple[int, ...]
 
 
@@ -133,6 +133,6 @@ def test_planes_of_a_tally_of_any_weights(n: int, sizes: list[int], workers: int
 
 def test_the_tables_of_the_page_are_computed_so() -> None:
     text = PAGE.read_text()
-    found = json.loads(SIZES.read_text())
-    for rows in [*scale.tables(), scale.measurements(found)]:
+    found = [json.loads((MEASURED / name).read_text()) for name in ("sizes.json", "predicted.json")]
+    for rows in [*scale.tables(), *map(scale.measurements, found)]:
         assert "\n".join(rows) in text, "\n".join(rows)

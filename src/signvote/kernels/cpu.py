@@ -13,8 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from signvote.kernels import WORD, Coin, Coins, CoordinateWeights, Planes, loops, reference, words_for
+from signvote.kernels import (
+    WORD,
+    Coin,
+    Coins,
+    CoordinateWeights,
+    Planes,
+    coordinates,
+    loops,
+    reference,
+    words_for,
+)
 from signvote.kernels.adders import network, room, vote_words_
+from signvote.kernels.curve_lanes import COPIES
+from signvote.kernels.curves import WORST, curves
 from signvote.kernels.words import BLOCK, ONES, ZERO, Array
 
 Counts = tuple[Array, Array]
@@ -180,13 +192,15 @@ def vote_by_coordinate_(
         slots.numpy(),
         rows.astype(np.uint64),
         sizes.numpy().astype(np.uint16),
+        *_approximations(weights),
     )
 
     def work(lo: int, hi: int) -> Counts:
-        return loops.vote_by_coordinate_(  # type: ignore[no-any-return]
+        return coordinates.vote_by_coordinate_(  # type: ignore[no-any-return]
             *planes,
             *ballots,
             *trust,
+            torch.zeros(WORD, dtype=torch.int16).numpy(),
             *_coin(coin),
             n,
             zero_is_symbol,
@@ -196,6 +210,19 @@ def vote_by_coordinate_(
 
     parts = _threaded(work, words_for(n))
     return _summed(parts, len(slots))
+
+
+def _approximations(weights: CoordinateWeights) -> tuple[Array, Array, np.int32]:
+    """The curves of the tables, each worker's, and the most by which they are off; -1: they are of no use."""
+    table_of = weights.table_of.numpy()
+    size_of = dict(zip(table_of.tolist(), weights.sizes.tolist(), strict=True))
+    used = sorted(size_of)
+    known = curves(weights.tables.numpy()[used], [size_of[row] for row in used])
+    curve_of = np.searchsorted(used, table_of)
+    error = known.error[curve_of]
+    bound = -1 if (error > WORST).any() else int(error.sum())
+    fields = torch.from_numpy(known.curves).flatten().repeat_interleave(COPIES)  # starts at a cache line
+    return fields.numpy(), curve_of, np.int32(bound)
 
 
 def disagreements(votes: Planes, n: int, others: Planes | None = None) -> tuple[Tensor, Tensor]:

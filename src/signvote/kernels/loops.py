@@ -1,4 +1,4 @@
-"""The loops of the numba kernels that need no adder network: signs, weights per coordinate, pairs, steps.
+"""The loops of the numba kernels that need neither an adder network nor curves: signs, pairs, steps.
 
 Each function does what the `Backend` method of its name does, on words lo to hi of the planes, so that
 threads can share the work. A plane that is missing has no elements.
@@ -14,15 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from signvote.kernels.lanes import (
-    add_where,
-    classify,
-    peek,
-    popcount,
-    prefetch_to_write,
-    put_where,
-    step_where,
-)
+from signvote.kernels.lanes import classify, popcount, step_where
 from signvote.kernels.words import (
     BLOCK,
     ONES,
@@ -31,16 +23,10 @@ from signvote.kernels.words import (
     Array,
     Word,
     Words,
-    coin_word,
     compiled,
     inlined,
-    inside,
     toss_,
 )
-
-LOW = np.uint32(0xFFFF)  # mask of the lower of two indices
-HIGH = np.uint32(16)  # shift to the upper one
-GROUP = 5  # workers whose weights are looked up together
 
 
 @compiled
@@ -72,98 +58,6 @@ def sign_planes(
             for j in range(n):
                 support[at + j] = ~zeros[j]
     return broken == ZERO  # type: ignore[no-any-return]
-
-
-@compiled
-def vote_by_coordinate_(
-    out: Words,
-    decided: Words,
-    votes: Words,
-    support: Words,
-    counters: Array,
-    slots: Array,
-    rows: Words,
-    sizes: Array,
-    key: Word,
-    first: Word,
-    has_coin: bool,
-    end: int,
-    zero_is_symbol: bool,
-    lo: int,
-    hi: int,
-) -> tuple[Array, Array]:
-    """Word by word: the weights of GROUP workers at a time are looked up and added, then counters updated.
-
-    `rows` has, for each worker, the memory address of its table in `CoordinateWeights`.
-    """
-    workers = votes.shape[0]
-    stride = counters.shape[1] * 64
-    count = counters.reshape(-1)
-    differ = np.zeros(workers, np.int64)
-    cast = np.zeros(workers, np.int64)
-    tally = np.empty(64, np.int32)
-    index = np.zeros(64 * GROUP, np.uint16)
-    pair = index.view(np.uint32)  # two indices a load: loads are what limits this loop
-    for w in range(lo, hi):
-        tally[:] = 0
-        for m in range(0, workers, GROUP):
-            group = min(GROUP, workers - m)
-            for g in range(group):
-                at = w * stride + slots[m + g] * 64
-                size = sizes[m + g]
-                ahead = np.uint64(count.ctypes.data + 2 * (at + stride))
-                prefetch_to_write(ahead)
-                prefetch_to_write(ahead + np.uint64(64))
-                vote = votes[m + g, w]
-                add_where(count, at, vote, size, index, 64 * g)
-                if support.shape[0]:
-                    silent = ~support[m + g, w]
-                    no_vote = np.uint16(2 * size)
-                    put_where(silent, no_vote, index, 64 * g)
-            if group == GROUP:
-                a = rows[m]
-                b = rows[m + 1]
-                c = rows[m + 2]
-                d = rows[m + 3]
-                e = rows[m + 4]
-                for i in range(32):
-                    p = pair[i]
-                    q = pair[i + 32]
-                    r = pair[i + 64]
-                    s = pair[i + 96]
-                    t = pair[i + 128]
-                    even = peek(a, p & LOW) + peek(b, q & LOW) + peek(c, r & LOW)
-                    odd = peek(a, p >> HIGH) + peek(b, q >> HIGH) + peek(c, r >> HIGH)
-                    tally[2 * i] += even + peek(d, s & LOW) + peek(e, t & LOW)
-                    tally[2 * i + 1] += odd + peek(d, s >> HIGH) + peek(e, t >> HIGH)
-            else:
-                for g in range(group):
-                    a = rows[m + g]
-                    for i in range(64):
-                        tally[i] += peek(a, index[i + 64 * g])
-        more, same, _ = classify(tally, 0, np.int32(-1))
-        live = inside(w, 0, end)
-        if has_coin:
-            more |= same & coin_word(key, first, w)
-            sure = live
-        else:
-            sure = live & ~same
-            decided[w] = sure
-        out[w] = more & live
-        for m in range(workers):
-            at = w * stride + slots[m] * 64
-            voted = support[m, w] if support.shape[0] else ONES
-            both = voted & sure
-            wrong = (votes[m, w] ^ more) & both
-            differ[m] += np.int64(popcount(wrong))
-            cast[m] += np.int64(popcount(both))
-            missing = (voted ^ sure) & live
-            if zero_is_symbol:
-                wrong |= missing
-            elif missing != ZERO:
-                add_where(count, at, missing, np.uint16(1), count, at)
-            add_where(count, at, wrong, np.uint16(2), count, at)
-    return differ, cast
 
 
 @compiled

@@ -47,7 +47,8 @@ class Together(Workers):
                 gradient = gradient[at]
                 before = before.map(lambda rows: rows[at])
             coins = self._coins(t, voters)
-            found = encode(gradient, before, self.work.encoding, coins, top=self.work.config.top_at(t))
+            top = self.work.config.top_at(t)
+            found = encode(gradient, before, self.work.encoding, coins, top=top, out=gradient)
             assert isinstance(found.finite, Tensor)
             self.memory = self._kept(at, before, found)
             self._signals = found.signal
@@ -95,7 +96,7 @@ class Together(Workers):
             if mine is None or old is None or new is None:
                 return mine
             assert isinstance(found.finite, Tensor)
-            rows = torch.where(found.finite[:, None], new, old)
+            rows = torch.where(found.finite[:, None], new, old, out=old)
             return rows if at is None else mine.index_copy_(0, at, rows)
 
         mine = self.memory
