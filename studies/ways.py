@@ -16,6 +16,7 @@ The command is `signvote study` with these ways in it. A way is named like a rul
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +48,7 @@ class Way:
 
     """
 
-    options: ClassVar[tuple[str, ...]] = ()
+    options: ClassVar[Sequence[str]] = ()
 
     def __init__(self, layout: Layout, momentum: float) -> None:
         self.layout = layout
@@ -70,7 +71,7 @@ class Way:
 class Stochastic(Way):
     """b = sign(m + S u): the mean of b is m / S, as long as m lies within S."""
 
-    options = ("k",)
+    options: ClassVar = ("k",)
 
     def __init__(self, layout: Layout, momentum: float, k: float = 4.0) -> None:
         super().__init__(layout, momentum)
@@ -87,7 +88,7 @@ class Stochastic(Way):
 class Late(Stochastic):
     """The same of gradients; the server averages over rounds. The run's workers have no momentum."""
 
-    options = ("k", "memory")
+    options: ClassVar = ("k", "memory")
 
     def __init__(self, layout: Layout, momentum: float, k: float = 4.0, memory: float = 0.9) -> None:
         super().__init__(layout, momentum, k)
@@ -103,7 +104,7 @@ class Late(Stochastic):
 class Feedback(Way):
     """s b, where b = sign(m + e); e is what all votes so far left out."""
 
-    options = ("per",)
+    options: ClassVar = ("per",)
 
     def __init__(self, layout: Layout, momentum: float, per: str = "tensor") -> None:
         super().__init__(layout, momentum)
@@ -180,7 +181,7 @@ if __name__ in ("__main__", "__mp_main__"):  # in the processes that it starts, 
     for module in (signvote.sim.config, signvote.sim.setup):
         module.YARDSTICKS += tuple(WAYS)  # type: ignore[attr-defined]
     AGGREGATES |= dict.fromkeys(WAYS, mean)
-    signvote.sim.loop.Run = Compared  # type: ignore[misc]
+    vars(signvote.sim.loop)["Run"] = Compared
 
 if __name__ == "__main__":
     from signvote.cli import main
