@@ -216,7 +216,7 @@ def test_wrong_bounds_states_and_servers_are_refused() -> None:
 BOUNDED: dict[str, Any] = {"options": {"bound": 1.0}, "attack": "invert:1"}  # bites
 
 
-@pytest.mark.parametrize("more", [{}, {"min_voters": 3, "miss": 0.4}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"min_voters": 3, "miss": 0.2}], ids=str)
 def test_the_joint_pass_sends_the_same_bits(more: dict[str, Any]) -> None:
     case = config("mean", 4, 10, momentum=0.9, **BOUNDED, **more)
     runs = [Run(case, task(), Machine(together=way)) for way in (False, True)]
