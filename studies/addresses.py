@@ -58,7 +58,9 @@ def eras(folder: str, eras: int = 8, model: str = "gpt-tiny") -> Task:
     """
     files = sorted(Path(folder).glob("*.txt"))
     if len(files) < ONE_IN:
-        raise DataError(f"{folder} has {len(files)} addresses; studies/addresses.py says where they come from")
+        raise DataError(
+            f"{folder} has {len(files)} addresses; studies/addresses.py says where they come from"
+        )
     make = GPTS[model]
     context = make.keywords["context"]
     train = _text([file for number, file in enumerate(files) if number % ONE_IN])
@@ -72,7 +74,10 @@ def eras(folder: str, eras: int = 8, model: str = "gpt-tiny") -> Task:
         loss=token_cross_entropy,
         metrics=(loss("nats/byte"), perplexity()),
         samples_per_pass=SEQUENCES_PER_PASS,
-        about={"text": f"{len(files)} addresses, {len(train) + len(test):,} bytes", "sha256": digest.hexdigest()},
+        about={
+            "text": f"{len(files)} addresses, {len(train) + len(test):,} bytes",
+            "sha256": digest.hexdigest(),
+        },
     )
 
 

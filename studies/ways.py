@@ -71,7 +71,7 @@ class Way:
 class Stochastic(Way):
     """b = sign(m + S u): the mean of b is m / S, as long as m lies within S."""
 
-    options: ClassVar = ("k",)
+    options: ClassVar[Sequence[str]] = ("k",)
 
     def __init__(self, layout: Layout, momentum: float, k: float = 4.0) -> None:
         super().__init__(layout, momentum)
@@ -88,7 +88,7 @@ class Stochastic(Way):
 class Late(Stochastic):
     """The same of gradients; the server averages over rounds. The run's workers have no momentum."""
 
-    options: ClassVar = ("k", "memory")
+    options: ClassVar[Sequence[str]] = ("k", "memory")
 
     def __init__(self, layout: Layout, momentum: float, k: float = 4.0, memory: float = 0.9) -> None:
         super().__init__(layout, momentum, k)
@@ -104,7 +104,7 @@ class Late(Stochastic):
 class Feedback(Way):
     """s b, where b = sign(m + e); e is what all votes so far left out."""
 
-    options: ClassVar = ("per",)
+    options: ClassVar[Sequence[str]] = ("per",)
 
     def __init__(self, layout: Layout, momentum: float, per: str = "tensor") -> None:
         super().__init__(layout, momentum)

@@ -146,7 +146,8 @@ def _sample(n: int, secret: int) -> Tensor:
     if n <= COUNT:
         return torch.arange(n)
     draws = torch.Generator().manual_seed(secret)
-    return torch.unique(torch.randint(n, (COUNT,), generator=draws))  # type: ignore[no-any-return, no-untyped-call]
+    chosen: Tensor = torch.randint(n, (COUNT,), generator=draws).unique()  # type: ignore[no-untyped-call]
+    return chosen
 
 
 def _signs(votes: Votes, at: Tensor) -> Tensor:
