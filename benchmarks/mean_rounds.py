@@ -3,7 +3,7 @@
     python -m benchmarks.mean_rounds                           # a million coordinates in 20 tensors, 15 workers
     python -m benchmarks.mean_rounds --coordinates 25_000_000 --workers 4
 
-One thread. In every round all rules see the same random gradients, in turns; the fastest round of each rule counts.
+One thread. In every round all rules see the same random gradients, in turns; the processor time of the fastest round of each rule counts.
 `worker` is one worker's part: from its gradient to its ballot, and what it notes of the decision. `server` decides from
 all ballots. No gradient is computed and nothing is sent. Memory is what is kept between rounds, momentum included.
 Writes benchmarks/mean_rounds.json.
@@ -49,19 +49,19 @@ class Party:
     def round(self, t: int, gradients: Tensor) -> None:
         """One round; the gradients become the signals."""
         ballots, planes = {}, {}
-        start = time.perf_counter()
+        start = time.process_time()
         for worker, gradient in zip(self.workers, gradients, strict=True):
             planes[worker.worker_id] = worker.encode(t, gradient)
             ballots[worker.worker_id] = worker.ballot(t, planes[worker.worker_id])
-        encoded = time.perf_counter()
+        encoded = time.process_time()
         message = self.server.decide(t, ballots)
-        decided = time.perf_counter()
+        decided = time.process_time()
         decision = parse(message, layout=self.server.layout, run=0)
         if decision.claims is not None:
             largest = torch.from_numpy(decision.claims.copy())
             for worker in self.workers:
                 worker.correct(planes[worker.worker_id], largest)
-        followed = time.perf_counter()
+        followed = time.process_time()
         own = (encoded - start + followed - decided) / len(self.workers)
         self.seconds["worker"] = min(self.seconds["worker"], own)
         self.seconds["server"] = min(self.seconds["server"], decided - encoded)
