@@ -3,9 +3,10 @@
     python -m benchmarks.mean_rounds                           # a million coordinates in 20 tensors, 15 workers
     python -m benchmarks.mean_rounds --coordinates 25_000_000 --workers 4
 
-One thread. In every round all rules see the same random gradients, in turns; the processor time of the fastest round of each rule counts.
-`worker` is one worker's part: from its gradient to its ballot, and what it notes of the decision. `server` decides from
-all ballots. No gradient is computed and nothing is sent. Memory is what is kept between rounds, momentum included.
+One thread. In every round all rules see the same random gradients, in turns; the processor time of the fastest round
+of each rule counts. `worker` is one worker's part: from its gradient to its ballot, and what it notes of the decision.
+`server` decides from all ballots. No gradient is computed and nothing is sent. Memory is what is kept between rounds,
+momentum included.
 Writes benchmarks/mean_rounds.json.
 """
 
