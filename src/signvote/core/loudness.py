@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from signvote.core.bits import check_number
+from signvote.core.bits import check_number, coin_for
 from signvote.core.corrections import LEAK
 from signvote.core.layout import Layout
 from signvote.core.rule import Ranges
@@ -27,6 +27,7 @@ from signvote.core.trust import Evidence, State, numbered, numbered_once
 from signvote.core.vote import Votes
 from signvote.errors import ConfigError, StateError
 from signvote.kernels import WORD
+from signvote.kernels.reference import chances
 
 COUNT = 1024  # coordinates of the sample, of a larger model
 UNITS = 64  # in which |h| / S is counted
@@ -145,8 +146,9 @@ def _sample(n: int, secret: int) -> Tensor:
     """Numbers of coordinates in ascending order: about COUNT of them, or all of fewer."""
     if n <= COUNT:
         return torch.arange(n)
-    draws = torch.Generator().manual_seed(secret)
-    chosen: Tensor = torch.randint(n, (COUNT,), generator=draws).unique()  # type: ignore[no-untyped-call]
+    coin = coin_for("coin", secret, 0)
+    assert coin is not None
+    chosen: Tensor = (chances(coin, COUNT).double() * n).long().unique()  # type: ignore[no-untyped-call]
     return chosen
 
 

@@ -24,7 +24,7 @@ RANGE = 2**18  # coordinates decided at a time from a tally of all, a multiple o
 
 class Mean(Rule):
     """Decides the sign of the mean gradient: votes are corrections of what the server believes of a worker.
-    For honest workers that own different kinds of data: a worker that pushes for many rounds gets its way.
+    For workers that own different kinds of data. One that pushes for many rounds gets its way, unless bound=1.5.
 
         G <- a G + sum_m w_m f_m S_m b_m / sum_m w_m        decision = sign(G)
 
