@@ -118,6 +118,14 @@ def test_the_equation_of_the_factor() -> None:
     assert rule.factors((8, 3, 5)).tolist() == [ONE, ONE // 4, ONE]  # (1.5 / 3)^2; a new worker is believed
 
 
+def test_a_server_that_owns_nothing_hears_nothing() -> None:
+    rule = Loudness(LAYOUT, 1.5)
+    rule.own([])
+    rule.beliefs = torch.ones(1, N)
+    rule.index = {4: 0}
+    assert not rule.state_dict()["beliefs"].any()
+
+
 def test_below_the_quorum_nothing_is_believed() -> None:
     federation = Attacked()
     federation.server = Server(LAYOUT, "mean", bound=1.5, min_voters=4)
