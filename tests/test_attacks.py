@@ -198,6 +198,19 @@ def test_echo_resends_the_last_decision(ternary: bool) -> None:
     assert torch.equal(sent("echo:2", plain, last=planes), decision.expand(2, -1))
 
 
+@zero_rules
+def test_a_push_contradicts_decisions_as_often_as_it_is_strong(ternary: bool) -> None:
+    y = signs(ternary=ternary)
+    decision = signs(ternary=ternary, m=1)[0]
+    planes = pack_signs(decision.float(), None)[0]
+    assert torch.equal(sent("push:2", y), y[-2:]), "in the first round there is nothing to push against"
+    assert torch.equal(sent("push=32:2", y, last=planes), -decision.expand(2, -1))
+    for strength, rounds in ((0, 100), (1.6, 105), (16, 150)):
+        pushed = [sent(f"push={strength}:2", y, round=t, last=planes)[0] for t in range(1, 201)]
+        assert sum(torch.equal(each, -decision) for each in pushed) == rounds
+        assert sum(torch.equal(each, decision) for each in pushed) == 200 - rounds
+
+
 def test_a_liar_declares_more_and_votes_as_it_should() -> None:
     votes = votes_of(signs(ternary=False))
     changed = attack("lie=50:2").change(votes, seed=0, round=1, last=None)

@@ -87,13 +87,22 @@ def test_nodes_and_server_hold_the_same_model() -> None:
         assert same(model.state_dict(), strategy.model)
 
 
-@pytest.mark.parametrize("how", [{"momentum": 0.9}, {"momentum": 0.99, "interpolation": 0.9, "clip": 0.1}])
-def test_a_node_is_a_worker_of_the_strategys_settings(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "how"),
+    [
+        ({}, {"momentum": 0.9}),
+        ({}, {"momentum": 0.99, "interpolation": 0.9, "clip": 0.1}),
+        ({"rule": "mean"}, {"momentum": 0.9}),
+        ({"rule": "mean", "bound": 1.0}, {"momentum": 0.9}),
+    ],
+)
+def test_a_node_is_a_worker_of_the_strategys_settings(rule: dict[str, Any], how: dict[str, Any]) -> None:
     settings: dict[str, Any] = {"decay": 0.5, "factors": FACTORS, **how}
-    strategy = train(grid_of(), 4, **settings)
+    strategy = train(grid_of(), 4, **rule, **settings)
     models = {node: fresh() for node in strategy.nodes.values()}
+    settings["corrects"] = bool(rule)
     workers = [Worker(models[node], m, batch_size=8, **settings) for m, node in strategy.nodes.items()]
-    server = Server(strategy.layout)
+    server = Server(strategy.layout, **rule)
     for t in range(1, 5):
         for node, model in models.items():
             model.zero_grad()

@@ -258,6 +258,15 @@ def test_old_and_other_gpus_take_plain_torch(
     assert signvote.kernels._fastest.__wrapped__(torch.device("cuda")) == taken
 
 
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 200])
+@pytest.mark.parametrize("rows", [(), (3,)])
+def test_unpacking_equals_the_reference(kernels: Backend, n: int, rows: tuple[int, ...]) -> None:
+    planes = torch.randint(-(2**63), 2**63 - 1, (*rows, 5), generator=torch.Generator().manual_seed(n))
+    found = kernels.unpack(planes, n)
+    assert found.dtype == torch.bool
+    assert torch.equal(found, reference.unpack(planes, n))
+
+
 def test_a_few_bits_of_a_long_plane_are_unpacked_without_reading_the_rest() -> None:
     plane = torch.tensor([5]).expand(2**50)  # words, all in the same place
     assert reference.unpack(plane, 3).tolist() == [True, False, True]

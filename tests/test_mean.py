@@ -182,6 +182,33 @@ def test_below_the_quorum_nothing_moves_and_nothing_is_believed() -> None:
     assert torch.equal(mean_of(federation.server), mean)
 
 
+@pytest.mark.parametrize("bound", [None, 1.5])
+def test_the_equations_of_the_page_are_what_is_decided(bound: float | None) -> None:
+    """docs/unlike-data.md by hand: b, h, S, f and G."""
+    federation = Federation((4, 4, 16, 64, 256))
+    federation.server = Server(LAYOUT, "mean", bound=bound)
+    a = 31 / 32
+    m, w = federation.gradients.double(), federation.weights[:, None]
+    spans = [range(segment.start, segment.stop) for segment in LAYOUT.segments]
+    means = torch.stack([m[:, list(span)].abs().mean(1) for span in spans], 1)
+    claimed = 2.0 ** means.log2().round()
+    counts = claimed.minimum(2 * claimed.median(0).values)
+    scale = torch.cat([counts[:, [g]].expand(-1, len(span)) for g, span in enumerate(spans)], 1)
+    h, mean, f = torch.zeros_like(m), torch.zeros(N).double(), torch.ones(M, 1).double()
+    for t in range(1, 40):
+        b = (m - a * h).sign()
+        h = a * h + scale * b
+        mean = a * mean + (w * f * scale * b).sum(0) / w.sum()
+        if bound is not None:
+            loudness = (h.abs() / scale).mean(1, keepdim=True)
+            f = (bound / loudness).clamp_max(1) ** 2
+        signs = unpack_signs(parse(federation.round(t), layout=LAYOUT, run=0).planes(), N)
+        clear = mean.abs() > 0.02 * scale.max()  # a factor has 8 binary digits
+        assert clear.float().mean() > 0.5
+        assert torch.equal(signs[clear], mean[clear].sign().to(torch.int8))
+    assert bool((f < 1).any()) == (bound is not None)
+
+
 # ---- the server ----------------------------------------------------------------------------------
 
 

@@ -88,11 +88,11 @@ def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Te
 
 def unpack_signs(planes: Planes, n: int) -> Tensor:
     """The first n signs as int8: +1, -1, or 0 where there is none. Leading dimensions stay."""
-    positive = reference.unpack(planes.signs, n)
-    signs = 2 * positive.to(torch.int8) - 1
+    unpack = backend(planes.signs.device).unpack
+    signs = 2 * unpack(planes.signs, n).to(torch.int8) - 1
     if planes.support is None:
         return signs
-    return signs * reference.unpack(planes.support, n)
+    return signs * unpack(planes.support, n)
 
 
 def bytes_for(n: int) -> int:

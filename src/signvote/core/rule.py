@@ -51,7 +51,7 @@ class Rule(ABC):
     corrects: ClassVar[bool] = False  # whether votes are corrections; see corrections.py
     scales: ClassVar[bool] = False  # whether votes have a scale for each tensor; see scaled.py
     remembers: int = 100_000  # how many workers a server lets the rule know, unless it is told
-    splits: ClassVar[bool] = False  # whether it votes in steps, too: see the module's docstring
+    splits: bool = False  # whether it votes in steps, too: see the module's docstring
     is_local: ClassVar[bool] = False  # whether weights stay where the ballots are: one for each coordinate
     is_alone: ClassVar[bool] = False  # whether the weight of a worker depends on no other worker
     trust: Trust | None = None  # what the rule has learned; None: it learns nothing

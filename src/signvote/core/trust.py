@@ -39,6 +39,7 @@ class Evidence:
     differ: Tensor | None = None  # (..., workers, witnesses) int64: coordinates on which two workers differ
     common: Tensor | None = None  # (..., workers, witnesses) int64: coordinates on which both voted
     magnitudes: Tensor | None = None  # (tensors,) int64: of scaled votes, the sums of |q|; see scaled.py
+    beliefs: Tensor | None = None  # (workers, 1) int64: of corrections, the sums of |h| / S; see loudness.py
     present: Tensor | None = None  # (workers,) bool, False: did not vote; None: all voted
     witnesses: tuple[int, ...] | None = None  # with whom workers are compared; None: all with one another
 
@@ -50,6 +51,7 @@ class Evidence:
             differ=_sum(self.differ, other.differ),
             common=_sum(self.common, other.common),
             magnitudes=_sum(self.magnitudes, other.magnitudes),
+            beliefs=_sum(self.beliefs, other.beliefs),
             present=self.present,
             witnesses=self.witnesses,
         )
@@ -84,6 +86,7 @@ class Evidence:
             common=self._pairs_of(self.common, rows),
             witnesses=self.witnesses,
             magnitudes=self.magnitudes,
+            beliefs=None if self.beliefs is None else self.beliefs[rows],
         )
 
     def _pairs_of(self, counts: Tensor | None, rows: Tensor) -> Tensor | None:

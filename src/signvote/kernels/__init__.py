@@ -96,6 +96,9 @@ class Backend(Protocol):
         The second result stays on the device: a boolean for a vector on the CPU, else a tensor.
         """
 
+    def unpack(self, plane: Tensor, n: int) -> Tensor:
+        """The first n bits of a plane (..., words) as booleans (..., n)."""
+
     def vote_(
         self, out: Planes, votes: Planes, weights: Tensor, coin: Coin | None, span: tuple[int, int]
     ) -> tuple[Tensor, Tensor]:

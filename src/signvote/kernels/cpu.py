@@ -35,6 +35,13 @@ T = TypeVar("T")
 WORDS_PER_THREAD = 4096  # less than this is not worth a thread
 
 
+def unpack(plane: Tensor, n: int) -> Tensor:
+    """By numpy, which is thirty times faster than torch."""
+    octets = plane[..., : words_for(n)].contiguous().numpy().view(np.uint8)
+    bits = np.unpackbits(octets, axis=-1, count=n, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
 def sign_planes(x: Tensor, coin: Coin | Coins | None) -> tuple[Planes, bool | Tensor]:
     """Whole words in place; the last, where coordinates are missing, on a copy padded with zeros."""
     if x.ndim == 2:

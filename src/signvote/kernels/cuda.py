@@ -30,6 +30,7 @@ from signvote.kernels import (
 from signvote.kernels.cuda_steps import as_words
 from signvote.kernels.cuda_steps import step_ as step_
 from signvote.kernels.cuda_steps import step_all_ as step_all_
+from signvote.kernels.reference import unpack as unpack
 
 PACKED = 256  # 32-bit words that a program packs
 # Tiles: words, warps, programs at a time on a processor. A weighted vote's are 32 words a warp.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.bits import SERVER, coin_for, unpack_signs
+from signvote.core.corrections import LEAK
 from signvote.core.vote import Votes, everywhere
 from signvote.kernels import Coin, Planes, words_for
 from signvote.kernels.reference import chances, coin_words, pack
@@ -159,6 +160,20 @@ def echo(votes: Votes, scene: Scene) -> Votes:
     return _sent(votes, scene, scene.last.signs, scene.last.support)
 
 
+def push(votes: Votes, scene: Scene) -> Votes:
+    """The opposite of the last decision, and the decision itself in a little less than half of the rounds; s at first.
+
+    So what the server believes of an attacker under the rule `mean` is pushed by `strength` scales, and no further.
+    """
+    if scene.last is None:
+        return votes
+    share = (1 + scene.strength * (1 - LEAK)) / 2  # of the rounds
+    is_against = int(scene.round * share) > int((scene.round - 1) * share)
+    voted = everywhere(votes.n, _device(votes)) if scene.last.support is None else scene.last.support
+    signs = scene.last.signs ^ voted if is_against else scene.last.signs
+    return _sent(votes, scene, signs, scene.last.support)
+
+
 def lie(votes: Votes, scene: Scene) -> Votes:
     """s, with a declared batch size of `strength` times the true one."""
     declared = list(votes.batch_sizes)
@@ -196,6 +211,7 @@ ATTACKS: dict[str, Attack] = {
     "sleeper": Attack(anti),
     "oscillator": Attack(oscillator),
     "echo": Attack(echo),
+    "push": Attack(push, 1.5, 1 / (1 - LEAK)),
     "label-flip": Attack(label_flip),
     "lie": Attack(lie, 100.0, 2.0**32),
 }

@@ -4,7 +4,7 @@
                     coordinate, all have cast the same number of votes
     zeros           do not travel: a rank counts nothing in groups of coordinates that its pieces do not touch
     others          travel in the fewest bytes: a count cannot exceed the coordinates counted, nor the magnitudes of
-                    scaled votes `MOST` for each
+                    scaled votes and the beliefs about corrections `MOST` for each
 
 All of this follows from what every rank knows, so nothing travels that describes it. Sums are exact.
 """
@@ -19,14 +19,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from signvote.core import loudness, scaled
 from signvote.core.rule import Ranges
-from signvote.core.scaled import MOST
 from signvote.core.trust import Evidence
 from signvote.kernels import WORD, download
 
-COUNTS = ("mismatches", "cast", "differ", "common", "magnitudes")  # fields of Evidence that are sent
+COUNTS = (
+    "mismatches",
+    "cast",
+    "differ",
+    "common",
+    "magnitudes",
+    "beliefs",
+)  # fields of Evidence that are sent
 PAIRS = ("differ", "common")
 MAGNITUDES = "magnitudes"  # by tensor
+MOST = {MAGNITUDES: scaled.MOST, "beliefs": loudness.MOST}  # for each coordinate; other counts: 1
 VOTES = ("cast", "common")  # the same for all workers if every worker votes on every coordinate
 BYTES = 8  # of a count before it is packed
 
@@ -72,14 +80,11 @@ class Packing:
         for name, shape in shapes:
             key, group = _keys(name, shape, dense)
             _, firsts, inverse = np.unique(key, return_index=True, return_inverse=True)
-            of_tensors = name == MAGNITUDES
-            spans = tensors if of_tensors else groups
+            spans = tensors if name == MAGNITUDES else groups
             coordinates = _coordinates(name, shape, spans, owned)
             is_zero = key[firsts] < 0
             counted = coordinates[:, group[firsts]]
-            at_most = np.where(is_zero, 0, counted)
-            if of_tensors:
-                at_most = at_most * MOST
+            at_most = np.where(is_zero, 0, counted) * MOST.get(name, 1)
             first.append(counts + firsts)
             number.append(numbers + inverse.reshape(-1))
             bounds.append(at_most.T)
