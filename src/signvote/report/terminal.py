@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from signvote.metrics import Metric
+from signvote.metrics import Metric, percent
 from signvote.report.finals import BASELINE, Row, lead_text, value_text, varying_settings
 
 WORDS = ("batches", "rule")  # columns of text; the others are numbers
@@ -79,16 +79,12 @@ def _unfinished(rows: list[Row]) -> list[str]:
 def _value(row: Row) -> str:
     text = value_text(row)
     if row["metric"].is_share:
-        text = _percent(row["value"])
+        text = percent(row["value"])
         if row["spread"] is not None:
-            text += f" ± {_percent(row['spread'])}"
+            text += f" ± {percent(row['spread'])}"
     if row["status"] != "done":
         text += " *"
     return text
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def _sizes(row: Row) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -32,16 +33,28 @@ def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
     heads.append(Head(metric.name, "number"))
     if has_leads:
         heads.append(Head(f"against {baseline}", "number"))
-    heads += [Head(text, "number") for text in ("seeds", "bytes a vote", "fewer than float32")]
-    body = [_finals_row(row, keys, has_leads) for row in rows]
-    note = ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")
-    if has_leads:
-        unit = " in points" if metric.is_share else ""
-        note += f" Against {baseline}: the lead under the same conditions{unit}, paired by seed."
-        if not metric.more_is_better:
-            note += " Less is better, so a lead is below 0."
-    html = table(heads, body)
+    counts = [_counts(row) for row in rows]
+    varied = _varied(counts, list(counts[0]))
+    heads += [Head(key, "number") for key in varied]
+    body = [
+        _finals_row(found, keys, [texts[key] for key in varied], has_leads)
+        for found, texts in zip(rows, counts, strict=True)
+    ]
+    alike = [f"{key.capitalize()}: {text}." for key, text in counts[0].items() if text and key not in varied]
+    note = " ".join([*alike, *_about(metric, baseline if has_leads else "")])
+    html = table(heads, body, "finals")
     return f'{html}<p class="note">{escape(note)}</p>'
+
+
+def _about(metric: Metric, baseline: str) -> list[str]:
+    """How to read the table, in sentences; of leads only if there is a baseline."""
+    sentences = [ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")]
+    if baseline:
+        unit = " in points" if metric.is_share else ""
+        sentences.append(f"Against {baseline}: the lead under the same conditions{unit}, paired by seed.")
+        if not metric.more_is_better:
+            sentences.append("Less is better, so a lead is below 0.")
+    return sentences
 
 
 def bytes_table(experiments: list[Experiment]) -> str:
@@ -115,24 +128,31 @@ def _unusual(rows: list[Row]) -> list[str]:
     return unusual
 
 
-def _varied(rows: list[Row], keys: list[str]) -> list[str]:
+def _varied(rows: Sequence[Mapping[str, object]], keys: list[str]) -> list[str]:
     """The columns in which rows differ: the others, which the headings above name, would push values off a phone."""
     return [key for key in keys if len({row[key] for row in rows}) > 1]
 
 
-def _finals_row(found: Row, keys: list[str], has_leads: bool) -> str:
-    value = f"{value_text(found)} {found['metric'].unit}".rstrip()
-    status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
+def _counts(found: Row) -> dict[str, str]:
+    """The last columns. A phone has no room for one that is the same in every row: the note below has it then."""
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"
+    return {
+        "seeds": str(found["seeds"]),
+        "bytes a vote": count(found["bytes_up"]),
+        "fewer than float32": fewer,
+    }
+
+
+def _finals_row(found: Row, keys: list[str], counts: list[str], has_leads: bool) -> str:
+    value = f"{value_text(found)} {found['metric'].unit}".rstrip()
+    status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
     cells = [cell(found[key], key) for key in keys]
     cells.append(cell(value, "number value", status))
     if has_leads:
         cells.append(cell(lead_text(found), "number"))
-    cells.append(cell(found["seeds"], "number"))
-    cells.append(cell(count(found["bytes_up"]), "number"))
-    cells.append(cell(fewer, "number"))
+    cells += [cell(text, "number") for text in counts]
     return row(cells, best=found["best"])
 
 
