@@ -263,7 +263,7 @@ def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
     assert results["runs"] == json.loads(json.dumps(kept))
     assert results["command"].splitlines() == ["signvote compare --task mnist-10k", "new"]
-    assert seen == [(0, config.rounds, percent(runs[1]['evaluations']['accuracy'][-1]))]
+    assert seen == [(0, config.rounds, percent(runs[1]["evaluations"]["accuracy"][-1]))]
     assert not (tmp_path / "runs").exists()
 
 

@@ -101,7 +101,9 @@ def told(rounds: list[Round], long: int) -> list[str]:
             if wrongs == 0:
                 found.setdefault(("never", m), f"round {t}: worker {m} was never overruled in {long} rounds")
             elif wrongs / alls >= 0.5:
-                text = f"worker {m} was overruled in {100 * wrongs / alls:.0f} % of its votes of {long} rounds"
+                text = (
+                    f"worker {m} was overruled in {100 * wrongs / alls:.0f} % of its votes of {long} rounds"
+                )
                 found.setdefault(("half", m), f"round {t}: {text}")
     return list(found.values())
 

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from signvote.metrics import Metric, percent
+from signvote.metrics import Metric
 from signvote.report.finals import BASELINE, Row, lead_text, value_text, varying_settings
 
 WORDS = ("batches", "rule")  # columns of text; the others are numbers
@@ -79,9 +79,8 @@ def _unfinished(rows: list[Row]) -> list[str]:
 def _value(row: Row) -> str:
     text = value_text(row)
     if row["metric"].is_share:
-        text = percent(row["value"])
-        if row["spread"] is not None:
-            text += f" ± {percent(row['spread'])}"
+        spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.1f}"
+        text = f"{100 * row['value']:.1f}{spread} %"
     if row["status"] != "done":
         text += " *"
     return text

@@ -15,6 +15,11 @@ from signvote.report.markup import NOT_RECORDED, Head, bar, cell, count, row, ta
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown if a row has an unusual value
 USUAL = {None, "", "shared"}
+COUNTS = {  # the last columns; a phone has the bytes only in their own section
+    "seeds": "number",
+    "bytes a vote": "number bytes",
+    "fewer than float32": "number bytes",
+}
 ABOUT_BOLD = (
     "Bold: the {} mean under the same conditions. A difference within the spread may be due to chance."
 )
@@ -35,11 +40,11 @@ def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
         heads.append(Head(f"against {baseline}", "number"))
     counts = [_counts(row) for row in rows]
     varied = _varied(counts, list(counts[0]))
-    heads += [Head(key, "number") for key in varied]
-    body = [
-        _finals_row(found, keys, [texts[key] for key in varied], has_leads)
-        for found, texts in zip(rows, counts, strict=True)
-    ]
+    heads += [Head(key, COUNTS[key]) for key in varied]
+    body = []
+    for found, texts in zip(rows, counts, strict=True):
+        last = [cell(texts[key], COUNTS[key]) for key in varied]
+        body.append(_finals_row(found, keys, last, has_leads))
     alike = [f"{key.capitalize()}: {text}." for key, text in counts[0].items() if text and key not in varied]
     note = " ".join([*alike, *_about(metric, baseline if has_leads else "")])
     html = table(heads, body, "finals")
@@ -134,26 +139,22 @@ def _varied(rows: Sequence[Mapping[str, object]], keys: list[str]) -> list[str]:
 
 
 def _counts(found: Row) -> dict[str, str]:
-    """The last columns. A phone has no room for one that is the same in every row: the note below has it then."""
+    """The texts of the last columns. One that is the same in every row stands in the note below: it would take room."""
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"
-    return {
-        "seeds": str(found["seeds"]),
-        "bytes a vote": count(found["bytes_up"]),
-        "fewer than float32": fewer,
-    }
+    texts = (str(found["seeds"]), count(found["bytes_up"]), fewer)
+    return dict(zip(COUNTS, texts, strict=True))
 
 
-def _finals_row(found: Row, keys: list[str], counts: list[str], has_leads: bool) -> str:
+def _finals_row(found: Row, keys: list[str], last: list[str], has_leads: bool) -> str:
     value = f"{value_text(found)} {found['metric'].unit}".rstrip()
     status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
     cells = [cell(found[key], key) for key in keys]
     cells.append(cell(value, "number value", status))
     if has_leads:
         cells.append(cell(lead_text(found), "number"))
-    cells += [cell(text, "number") for text in counts]
-    return row(cells, best=found["best"])
+    return row([*cells, *last], best=found["best"])
 
 
 def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:
