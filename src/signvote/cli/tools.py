@@ -123,6 +123,9 @@ class Watch:
 
         with Live(self.folder, self.port) as live:
             tell_address(live.url)
+            if not self.folder.is_dir():
+                text = f"There is no folder {self.folder} yet; the page waits for it."
+                Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
             live.serve_forever()
 
 
