@@ -218,8 +218,8 @@ def test_a_column_that_is_the_same_in_every_row_is_in_the_note_of_the_final_tabl
     alike = page(results_of(with_final(0.7, rule="majority"), with_final(0.9)))
     final = alike[alike.index('id="final"') : alike.index('id="trust"')]
     assert ">seeds</th>" not in final
-    assert '<p class="note">Seeds: 1. Bytes a vote: ' in final
-    assert re.search(r"Bytes a vote: [\d,]+\. Fewer than float32: [\d.]+ times\. Bold: ", final)
+    assert '<p class="note">In every row: 1 seed, ' in final
+    assert re.search(r", [\d,]+ bytes a vote, [\d.]+ times fewer than float32\. Bold: ", final)
     more = page(results_of(with_final(0.7, rule="majority"), made_up_run(seed=0), made_up_run(seed=1)))
     assert '<th scope="col" class="number">seeds</th>' in more
 

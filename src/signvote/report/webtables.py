@@ -45,20 +45,33 @@ def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
     for found, texts in zip(rows, counts, strict=True):
         last = [cell(texts[key], COUNTS[key]) for key in varied]
         body.append(_finals_row(found, keys, last, has_leads))
-    alike = [f"{key.capitalize()}: {text}." for key, text in counts[0].items() if text and key not in varied]
-    note = " ".join([*alike, *_about(metric, baseline if has_leads else "")])
+    alike = {key: text for key, text in counts[0].items() if text and key not in varied}
+    sentences = [_in_every_row(alike)] if alike else []
+    if any(found["best"] for found in rows):
+        sentences.append(ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest"))
+    if has_leads:
+        sentences += _about_leads(metric, baseline)
+    note = " ".join(sentences)
     html = table(heads, body, "finals")
     return f'{html}<p class="note">{escape(note)}</p>'
 
 
-def _about(metric: Metric, baseline: str) -> list[str]:
-    """How to read the table, in sentences; of leads only if there is a baseline."""
-    sentences = [ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")]
-    if baseline:
-        unit = " in points" if metric.is_share else ""
-        sentences.append(f"Against {baseline}: the lead under the same conditions{unit}, paired by seed.")
-        if not metric.more_is_better:
-            sentences.append("Less is better, so a lead is below 0.")
+def _in_every_row(texts: Mapping[str, str]) -> str:
+    """What would be the same in each row of a column.
+
+    >>> _in_every_row({"seeds": "1", "bytes a vote": "6,426"})
+    'In every row: 1 seed, 6,426 bytes a vote.'
+    """
+    parts = [f"{text} {key if text != '1' else key.removesuffix('s')}" for key, text in texts.items()]
+    return f"In every row: {', '.join(parts)}."
+
+
+def _about_leads(metric: Metric, baseline: str) -> list[str]:
+    """How to read leads, in sentences."""
+    unit = " in points" if metric.is_share else ""
+    sentences = [f"Against {baseline}: the lead under the same conditions{unit}, paired by seed."]
+    if not metric.more_is_better:
+        sentences.append("Less is better, so a lead is below 0.")
     return sentences
 
 
