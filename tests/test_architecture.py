@@ -29,6 +29,7 @@ ROOMS = SCRIPT["rooms"](PAGE.read_text())
 NAMES = [room.name for room in ROOMS]
 SEVERAL = {
     "bench": ("bench", "bench_cuda"),
+    "cli": ("cli", "__main__"),
     "shared": ("errors", "names", "formats", "atomic", "metrics", "spool"),
 }  # rooms of several modules; any other room is a module or a package
 Calls = list[tuple[str, str]]

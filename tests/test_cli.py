@@ -169,6 +169,8 @@ def test_a_path_is_a_link_in_a_terminal_and_plain_text_elsewhere(tmp_path: Path)
         text = shown.getvalue()
         assert "a b.html" in text
         assert ("\x1b]8;" in text) == (f"{tmp_path.as_uri()}/a%20b.html" in text) == terminal
+    assert path_text(tmp_path).plain == str(tmp_path)  # outside of the current folder: no chain of ..
+    assert path_text(Path("runs/demo")).plain == "runs/demo"
 
 
 def test_together_is_a_flag_of_every_command_that_trains() -> None:

@@ -335,14 +335,14 @@ def test_a_log_of_many_bad_nodes_is_short(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.text.count("\n") < 90
 
 
-@pytest.mark.parametrize(("rule", "weight"), [("weighted", r"[\d.]+%"), ("it-signsgd", "by coordinate")])
+@pytest.mark.parametrize(("rule", "weight"), [("weighted", r"[\d.]+ %"), ("it-signsgd", "by coordinate")])
 def test_the_log_ends_with_those_whose_votes_counted(
     rule: str, weight: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flwr")
     strategy = train(grid_of(range(50)), 2, rule=rule)
     table = caplog.text.split("whose votes counted in round 2:")[1]
-    rows = re.findall(rf"\t +(\d+) +{weight} +[\d.]+%  (\d+)\n", table)
+    rows = re.findall(rf"\t +(\d+) +{weight} +[\d.]+ %  (\d+)\n", table)
     assert len(rows) == 20
     assert all(strategy.nodes[int(worker)] == int(node) for worker, node in rows)
     assert "and 30 more in between" in table

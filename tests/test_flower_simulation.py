@@ -66,7 +66,7 @@ def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
     assert len(accuracies) == 6, printed
     assert accuracies[-1] > accuracies[0] + 0.2, accuracies
     assert "whose votes counted in round 5:" in printed, printed
-    shares = [float(share) for share in re.findall(r"\t +\d+ +([0-9.]+)%", printed)]
+    shares = [float(share) for share in re.findall(r"\t +\d+ +([0-9.]+) %", printed)]
     assert len(shares) == 5
     assert shares[0] > 4 * shares[-1], "nodes declare batches of 4 to 256"
     saved = re.search(r"The model is in (.*\.pt)", printed)

@@ -125,3 +125,13 @@ def test_watch_serves_a_folder_until_it_is_stopped(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Live, "serve_forever", once)
     parse(["watch", str(tmp_path), "--port", "0"]).run()
     assert json.loads(asked_for[0].split('id="data">')[1].split("</script>")[0])["metrics"]
+
+
+def test_watch_says_so_if_its_folder_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Live, "serve_forever", lambda server: None)
+    for folder in (tmp_path, tmp_path / "runs"):
+        parse(["watch", str(folder), "--port", "0"]).run()
+        missing = f"There is no folder {folder} yet; the page waits for it."
+        assert (missing in capsys.readouterr().err) == (folder != tmp_path)

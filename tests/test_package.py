@@ -41,6 +41,7 @@ LAYERS = [
     "bench_cuda",
     "doctor",
     "cli",
+    "__main__",
 ]  # each may import those before it
 
 
@@ -303,6 +304,6 @@ def test_bad_input_is_one_clear_error_and_exit_code_2(arguments: tuple[str, ...]
 
 
 def test_version_in_a_process_of_its_own() -> None:
-    line = [sys.executable, "-c", "from signvote.cli import main; main()", "version"]
+    line = [sys.executable, "-m", "signvote", "version"]
     run = subprocess.run(line, capture_output=True, text=True, check=True)
     assert run.stdout.strip() == signvote.__version__

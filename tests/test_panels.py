@@ -138,6 +138,15 @@ def test_a_collapsed_run_is_marked_and_does_not_press_the_others_together() -> N
     assert "down to 11 % (1 of 2 seeds)" in page(the_papers_figure())
 
 
+def test_a_run_that_stumbles_beside_one_that_collapsed_stays_in_the_frame() -> None:
+    """Two runs under an attack from the middle on: one falls for good, the other recovers."""
+    fallen = with_accuracy(0.1, 0.90, 0.92, 0.3, 0.2, 0.2, rule="weighted")
+    recovers = with_accuracy(0.1, 0.86, 0.93, 0.86, 0.92, 0.94)
+    (panel,), _ = arranged(experiments_of(results_of(fallen, recovers)))
+    assert panel.frame == pytest.approx((0.84, 0.945))
+    assert [fall and fall.accuracy for fall in map(panel.fall, panel.members)] == [0.2, None]
+
+
 def test_where_nothing_collapsed_everything_after_round_0_is_in_the_frame() -> None:
     (panel,), _ = arranged(experiments_of(results_of(with_accuracy(0.1, 0.3, 0.5))))
     assert panel.frame == pytest.approx((0.29, 0.51))

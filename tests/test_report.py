@@ -214,6 +214,24 @@ def test_the_best_rule_of_a_mode_is_bold_where_there_is_a_choice() -> None:
     assert text.count('<tr class="best">') == 1
 
 
+def test_a_column_that_is_the_same_in_every_row_is_in_the_note_of_the_final_table() -> None:
+    alike = page(results_of(with_final(0.7, rule="majority"), with_final(0.9)))
+    final = alike[alike.index('id="final"') : alike.index('id="trust"')]
+    assert ">seeds</th>" not in final
+    assert '<p class="note">In every row: 1 seed, ' in final
+    assert re.search(r", [\d,]+ bytes a vote, [\d.]+ times fewer than float32\. Bold: ", final)
+    more = page(results_of(with_final(0.7, rule="majority"), made_up_run(seed=0), made_up_run(seed=1)))
+    assert '<th scope="col" class="number">seeds</th>' in more
+
+
+@pytest.mark.parametrize(("number", "folded"), [(5, False), (6, True)])
+def test_many_notices_of_a_run_are_folded_up(number: int, folded: bool) -> None:
+    texts = [f"round {t}: worker {t} was never overruled in 50 rounds" for t in range(1, number + 1)]
+    text = page(results_of(made_up_run() | {"notices": texts}))
+    assert all(f"<li>{each}</li>" in text for each in texts)
+    assert (f": {number} notices</summary>" in text) == folded
+
+
 def unfinished(rule: str = "pooled", seed: int = 1, points: int = 3) -> Result:
     run = made_up_run(rule, seed=seed, status="interrupted")
     cut = {key: values[:points] for key, values in run["evaluations"].items()}

@@ -18,6 +18,7 @@ from studies.ways import WAYS
 
 from signvote import ConfigError
 from signvote.core.rules import FORMER
+from signvote.metrics import percent
 from signvote.report.experiments import experiments_of
 from signvote.results import COMPRESSED, FORMAT, NAME, current, identity, identity_of, read, write
 from signvote.results.lengths import pack, unpack
@@ -264,7 +265,7 @@ def test_results_alone_say_what_is_done(name: str, tmp_path: Path) -> None:
     kept = current(results_of(runs[1], runs[0], runs[2]))["runs"]
     assert results["runs"] == json.loads(json.dumps(kept))
     assert results["command"].splitlines() == ["signvote compare --task mnist-10k", "new"]
-    assert seen == [(0, config.rounds, f"{runs[1]['evaluations']['accuracy'][-1]:.1%}")]
+    assert seen == [(0, config.rounds, percent(runs[1]["evaluations"]["accuracy"][-1]))]
     assert not (tmp_path / "runs").exists()
 
 

@@ -168,10 +168,13 @@ def records(path: Path) -> Iterator[Any]:
 @pytest.mark.slow
 def test_wandb_keeps_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are read back. A run that was stopped and resumed has one id."""
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     out = tmp_path / "run"
     result = stopped_and_resumed(WandB(out), out)
+    wandb.teardown()  # its process writes the last lines after a run has finished
     seen: dict[int, float] = {}
     ids = set()
     for path in sorted(out.glob("wandb/offline-run-*/*.wandb")):

@@ -101,7 +101,9 @@ def told(rounds: list[Round], long: int) -> list[str]:
             if wrongs == 0:
                 found.setdefault(("never", m), f"round {t}: worker {m} was never overruled in {long} rounds")
             elif wrongs / alls >= 0.5:
-                text = f"worker {m} was overruled in {wrongs / alls:.0%} of its votes of {long} rounds"
+                text = (
+                    f"worker {m} was overruled in {100 * wrongs / alls:.0f} % of its votes of {long} rounds"
+                )
                 found.setdefault(("half", m), f"round {t}: {text}")
     return list(found.values())
 
@@ -148,7 +150,7 @@ def test_half_of_its_votes_is_enough_and_one_vote_less_is_not() -> None:
     watch = Watch(1000)
     for t in range(1, LONG + 1):
         observe(watch, t, Round((0, 1, 2), (4,) * 3, (1,) * 3, (5, 5 - (t == 7), t == 7), (10,) * 3))
-    assert watch.notices == ["round 50: worker 0 was overruled in 50% of its votes of 50 rounds"]
+    assert watch.notices == ["round 50: worker 0 was overruled in 50 % of its votes of 50 rounds"]
 
 
 def test_workers_that_come_and_go_need_bounded_memory() -> None:
@@ -168,7 +170,7 @@ def test_notices_end_after_a_hundred() -> None:
         seen = Round(everybody, (4,) * count, (1,) * count, (10,) * count, (10,) * count)
         observe(watch, t, seen)
     assert len(watch.notices) == MOST
-    assert watch.notices[0] == "round 50: worker 0 was overruled in 100% of its votes of 50 rounds"
+    assert watch.notices[0] == "round 50: worker 0 was overruled in 100 % of its votes of 50 rounds"
     assert watch.notices[-1].endswith("; this is notice 100, and the last one")
 
 
@@ -242,7 +244,7 @@ def test_workers_that_are_never_overruled_and_always() -> None:
         assert (t == LONG) == bool(server.report.notices)
     assert said == [
         *(f"round 50: worker {m} was never overruled in 50 rounds" for m in range(3)),
-        "round 50: worker 4 was overruled in 100% of its votes of 50 rounds",
+        "round 50: worker 4 was overruled in 100 % of its votes of 50 rounds",
     ]
 
 

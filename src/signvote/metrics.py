@@ -84,10 +84,10 @@ class Metric:
         """A value in a few characters, for a progress bar.
 
         >>> ACCURACY.text(0.981), Metric(name="loss", unit="nats/byte").text(1.0214)
-        ('98.1%', '1.021 nats/byte')
+        ('98.1 %', '1.021 nats/byte')
         """
         if self.is_share:
-            return f"{value:.1%}"
+            return percent(value)
         return f"{value:.4g} {self.unit}".rstrip()
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,3 +115,12 @@ def check_metrics(metrics: Iterable[Metric]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"two metrics are called {twice[0]!r}; each needs a name of its own")
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share in percent, as signvote writes it everywhere.
+
+    >>> percent(0.9462), percent(0.613, 0)
+    ('94.6 %', '61 %')
+    """
+    return f"{100 * share:.{digits}f} %"

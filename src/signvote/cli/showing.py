@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,4 +103,7 @@ def tell_address(url: str) -> None:
 
 def path_text(path: Path) -> Text:
     """A path as a link that a terminal can open; where there is no terminal, the path alone."""
-    return Text(os.path.relpath(path), Style(link=path.resolve().as_uri()))
+    whole = path.resolve()
+    here = Path.cwd()
+    shown = whole.relative_to(here) if whole.is_relative_to(here) else whole
+    return Text(str(shown), Style(link=whole.as_uri()))

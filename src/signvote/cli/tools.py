@@ -105,9 +105,9 @@ class FlowerApp:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Serve the page of a folder on this machine while runs in it go, renewed at each evaluation.
+    """Serve the page of a folder on this machine, and update it at each evaluation of its runs.
 
-    The address is 127.0.0.1, so nobody else can open it. Ctrl-C ends it.
+    The address is 127.0.0.1, so other machines cannot open it. Ctrl-C ends it.
 
     signvote watch runs/compare
     """
@@ -123,6 +123,9 @@ class Watch:
 
         with Live(self.folder, self.port) as live:
             tell_address(live.url)
+            if not self.folder.is_dir():
+                text = f"There is no folder {self.folder} yet; the page waits for it."
+                Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
             live.serve_forever()
 
 

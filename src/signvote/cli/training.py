@@ -94,7 +94,7 @@ class Place:
     """Also write TensorBoard files into the folder of each run: scalars, and histograms of trust."""
 
     live: Off = False
-    """Serve the page on this machine while runs go, renewed at each evaluation. See also `signvote watch`."""
+    """Serve the page on this machine while runs train, and update it at each evaluation. See also `signvote watch`."""
 
     wandb: Off = False
     """Also log to Weights & Biases. Its environment variables configure it."""

@@ -140,7 +140,7 @@ class Watch:
             text = f"worker {worker} was never overruled in {LONG} rounds"
             self._tell(round, "never overruled", worker, text)
         elif 2 * overruled >= cast:
-            text = f"worker {worker} was overruled in {overruled / cast:.0%} of its votes of {LONG} rounds"
+            text = f"worker {worker} was overruled in {100 * overruled / cast:.0f} % of its votes of {LONG} rounds"
             self._tell(round, "overruled", worker, text)
 
     def _tell(self, round: int, what: str, worker: int, text: str) -> None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 from signvote.report.experiments import Experiment
 from signvote.results import Result
 
+FEW = 5  # notices of a run; more are folded up
+
 
 class Noticed(NamedTuple):
     """A run with something to notice."""
@@ -41,7 +43,9 @@ def section(experiments: list[Experiment]) -> str:
 def _list(run: Noticed) -> str:
     entries = "".join(f"<li>{escape(text)}</li>" for text in run.texts)
     name = f"{escape(run.run)} <small>{escape(run.conditions)}</small>"
-    return f"<p>{name}</p><ul>{entries}</ul>"
+    if len(run.texts) <= FEW:
+        return f"<p>{name}</p><ul>{entries}</ul>"
+    return f"<details><summary>{name}: {len(run.texts)} notices</summary><ul>{entries}</ul></details>"
 
 
 def _texts(run: Result) -> list[str]:

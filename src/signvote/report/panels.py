@@ -172,7 +172,7 @@ def _panel(title: str, members: list[Experiment], rivals: list[Experiment]) -> P
     runs = [run for experiment in rivals for run in experiment.runs]
     collapsed = can_fall(members[0].metric) and any(lowest(run, high) for run in runs)
     if collapsed:
-        low = max(low, _bottom_without_collapsed(runs, high))
+        low, high = _without_collapsed(runs, low, high)
     shared = len(rivals) > len(members)
     return Panel(
         title=title,
@@ -211,19 +211,25 @@ def _trained(curve: Curve) -> list[float]:
     return [end for end in ends if math.isfinite(end)]
 
 
-def _bottom_without_collapsed(runs: list[Result], top: float) -> float:
-    """A lower edge that shows the usual accuracy of every run that has not collapsed."""
-    levels = [_level(run) for run in runs]
-    good = [level for level in levels if level >= top / 2]
-    if not good:
-        return 0.0
-    worst = min(good)
-    return worst - ROOM_BELOW * (top - worst)
+def _without_collapsed(runs: list[Result], low: float, high: float) -> tuple[float, float]:
+    """The range of the second halves of the runs that have not collapsed, with room below, up to the best value."""
+    levels = [_level(run, high) for run in runs]
+    good = [level for level in levels if level >= high / 2]
+    best = max(max(_values(run), default=0.0) for run in runs)
+    worst = min(good, default=0.0)
+    bottom = max(low, worst - ROOM_BELOW * (best - worst))
+    margin = max(LEAST_MARGIN, MARGIN * (best - bottom))
+    return bottom, min(high, best + margin)
 
 
-def _level(run: Result) -> float:
-    """The usual accuracy of a run: the median of its second half."""
-    values = finite(run, metrics_of(run)[0].name)
+def _level(run: Result, top: float) -> float:
+    """The lowest accuracy in the second half of a run; of one that collapsed the usual one there."""
+    values = _values(run)
     if not values:
         return 0.0
-    return median(values[len(values) // 2 :])
+    half = values[len(values) // 2 :]
+    return median(half) if lowest(run, top) else min(half)
+
+
+def _values(run: Result) -> list[float]:
+    return finite(run, metrics_of(run)[0].name)

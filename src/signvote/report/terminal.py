@@ -79,16 +79,11 @@ def _unfinished(rows: list[Row]) -> list[str]:
 def _value(row: Row) -> str:
     text = value_text(row)
     if row["metric"].is_share:
-        text = _percent(row["value"])
-        if row["spread"] is not None:
-            text += f" ± {_percent(row['spread'])}"
+        spread = "" if row["spread"] is None else f" ± {100 * row['spread']:.1f}"
+        text = f"{100 * row['value']:.1f}{spread} %"
     if row["status"] != "done":
         text += " *"
     return text
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def _sizes(row: Row) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from signvote.metrics import percent
 from signvote.report.experiments import Experiment
 from signvote.report.labels import attackers_of, unique
 from signvote.report.measures import number
@@ -105,8 +106,8 @@ def sentence(workers: list[WorkerTrust]) -> str:
     are_alike = least > 0 and top.share < ALIKE * least
     if are_alike and len(voting) > 1:
         silent = [worker.id for worker in workers if not worker.share]
-        low = _percent(least)
-        high = _percent(top.share)
+        low = percent(least)
+        high = percent(top.share)
         return _similar(silent, high if low == high else f"{low} to {high}")
     return _largest_weight(top, workers) + _inverted(workers)
 
@@ -178,12 +179,12 @@ def _largest_weight(top: WorkerTrust, workers: list[WorkerTrust]) -> str:
     others = [worker.share for worker in workers if worker is not top]
     overruled = ""
     if top.overruled is not None:
-        overruled = f", overruled in {_percent(top.overruled)} of its votes in round {top.overruled_in},"
+        overruled = f", overruled in {percent(top.overruled)} of its votes in round {top.overruled_in},"
     majority = ""
     if top.share > 0.5 and len(others) > 1:
         majority = ", more than all others together"
-    share = _percent(top.share)
-    middle = _percent(median(others))
+    share = percent(top.share)
+    middle = percent(median(others))
     return (
         f"Largest weight: {top.name}{overruled} with {share} of all weight{majority}."
         f" The median of the others is {middle}."
@@ -259,17 +260,17 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
     cells = ""
     for x, i in enumerate(columns):
         share = worker.shares[i]
-        title = f"{worker.name}, round {rounds[i]}: {_percent(share)} of all weight"
+        title = f"{worker.name}, round {rounds[i]}: {percent(share)} of all weight"
         cells += _cell(x, share / largest, title, missed=i in worker.missed)
     name = escape(worker.name)
     marks = _marks(worker)
-    percent = _percent(worker.share)
+    share = percent(worker.share)
     overruled = _overruled(worker, rounds[-1])
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{marks}</span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{percent}</span><span>{overruled}</span></div>"
+        f"<span>{share}</span><span>{overruled}</span></div>"
     )
 
 
@@ -283,7 +284,7 @@ def _overruled(worker: WorkerTrust, last: int) -> str:
     if worker.overruled is None:
         return "never voted"
     other = "" if worker.overruled_in == last else f"<br><small>in {worker.overruled_in}</small>"
-    return _percent(worker.overruled) + other
+    return percent(worker.overruled) + other
 
 
 def _cell(x: int, strength: float, title: str, *, missed: bool) -> str:
@@ -297,7 +298,3 @@ def _cell(x: int, strength: float, title: str, *, missed: bool) -> str:
         f'<rect x="{x}" width="1" height="1" class="{kind}" fill-opacity="{opacity}">'
         f"<title>{escape(title)}</title></rect>{line}"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -66,7 +66,7 @@ def page(results: Results, baseline: str = BASELINE, *, live: str = "") -> str:
 
 def waiting_page(live: str, trouble: str = "") -> str:
     """The page of a folder in which no run has been evaluated yet, or whose files cannot be read."""
-    said = escape(trouble or "No run has been evaluated yet. This page loads itself again when one has.")
+    said = escape(trouble or "No run has been evaluated yet. This page reloads by itself when one has.")
     parts = {
         "said": said,
         "css": _file("page.css"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +15,11 @@ from signvote.report.markup import NOT_RECORDED, Head, bar, cell, count, row, ta
 
 OPTIONAL = ("recipe", "attack", "split", "detail")  # columns shown if a row has an unusual value
 USUAL = {None, "", "shared"}
+COUNTS = {  # the last columns; a phone has the bytes only in their own section
+    "seeds": "number",
+    "bytes a vote": "number bytes",
+    "fewer than float32": "number bytes",
+}
 ABOUT_BOLD = (
     "Bold: the {} mean under the same conditions. A difference within the spread may be due to chance."
 )
@@ -34,17 +40,41 @@ def _finals_table(rows: list[Row], metric: Metric, baseline: str) -> str:
     heads.append(Head(metric.name, "number"))
     if has_leads:
         heads.append(Head(f"against {baseline}", "number"))
-    for text in ("seeds", "bytes a vote", "fewer than float32"):
-        heads.append(Head(text, "number"))
-    body = [_finals_row(row, keys, has_leads) for row in rows]
-    note = ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest")
+    counts = [_counts(row) for row in rows]
+    varied = _varied(counts, list(counts[0]))
+    heads += [Head(key, COUNTS[key]) for key in varied]
+    body = []
+    for found, texts in zip(rows, counts, strict=True):
+        last = [cell(texts[key], COUNTS[key]) for key in varied]
+        body.append(_finals_row(found, keys, last, has_leads))
+    alike = {key: text for key, text in counts[0].items() if text and key not in varied}
+    sentences = [_in_every_row(alike)] if alike else []
+    if any(found["best"] for found in rows):
+        sentences.append(ABOUT_BOLD.format("highest" if metric.more_is_better else "lowest"))
     if has_leads:
-        unit = " in points" if metric.is_share else ""
-        note += f" Against {baseline}: the lead under the same conditions{unit}, paired by seed."
-        if not metric.more_is_better:
-            note += " Less is better, so a lead is below 0."
-    html = table(heads, body)
+        sentences += _about_leads(metric, baseline)
+    note = " ".join(sentences)
+    html = table(heads, body, "finals")
     return f'{html}<p class="note">{escape(note)}</p>'
+
+
+def _in_every_row(texts: Mapping[str, str]) -> str:
+    """What would be the same in each row of a column.
+
+    >>> _in_every_row({"seeds": "1", "bytes a vote": "6,426"})
+    'In every row: 1 seed, 6,426 bytes a vote.'
+    """
+    parts = [f"{text} {key if text != '1' else key.removesuffix('s')}" for key, text in texts.items()]
+    return f"In every row: {', '.join(parts)}."
+
+
+def _about_leads(metric: Metric, baseline: str) -> list[str]:
+    """How to read leads, in sentences."""
+    unit = " in points" if metric.is_share else ""
+    sentences = [f"Against {baseline}: the lead under the same conditions{unit}, paired by seed."]
+    if not metric.more_is_better:
+        sentences.append("Less is better, so a lead is below 0.")
+    return sentences
 
 
 def bytes_table(experiments: list[Experiment]) -> str:
@@ -119,7 +149,7 @@ def _unusual(rows: list[Row]) -> list[str]:
     return unusual
 
 
-def _varied(rows: list[Row], keys: list[str]) -> list[str]:
+def _varied(rows: Sequence[Mapping[str, object]], keys: list[str]) -> list[str]:
     """The columns in which rows differ: the others, which the headings above name, would push values off a phone."""
     varied = []
     for key in keys:
@@ -129,23 +159,23 @@ def _varied(rows: list[Row], keys: list[str]) -> list[str]:
     return varied
 
 
-def _finals_row(found: Row, keys: list[str], has_leads: bool) -> str:
-    unit = found["metric"].unit
-    value = f"{value_text(found)} {unit}".rstrip()
-    status = ""
-    if found["status"] != "done":
-        status = f" <small>{escape(found['status'])}</small>"
+def _counts(found: Row) -> dict[str, str]:
+    """The texts of the last columns. One that is the same in every row stands in the note below: it would take room."""
     fewer = ""
     if found["times_fewer"] is not None:
         fewer = f"{found['times_fewer']:.1f} times"
+    texts = (str(found["seeds"]), count(found["bytes_up"]), fewer)
+    return dict(zip(COUNTS, texts, strict=True))
+
+
+def _finals_row(found: Row, keys: list[str], last: list[str], has_leads: bool) -> str:
+    value = f"{value_text(found)} {found['metric'].unit}".rstrip()
+    status = f" <small>{escape(found['status'])}</small>" if found["status"] != "done" else ""
     cells = [cell(found[key], key) for key in keys]
     cells.append(cell(value, "number value", status))
     if has_leads:
         cells.append(cell(lead_text(found), "number"))
-    cells.append(cell(found["seeds"], "number"))
-    cells.append(cell(count(found["bytes_up"]), "number"))
-    cells.append(cell(fewer, "number"))
-    return row(cells, best=found["best"])
+    return row([*cells, *last], best=found["best"])
 
 
 def _bytes_row(members: list[Experiment], traffic: Traffic) -> str:

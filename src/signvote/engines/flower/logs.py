@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from signvote.core.report import RoundReport
+from signvote.metrics import percent
 
 log = logging.getLogger("flwr")  # Flower's own
 
@@ -86,8 +87,8 @@ def log_trust(report: RoundReport, shares: Mapping[int, float], nodes: Mapping[i
     log.info("signvote: whose votes counted in round %d:", report.round)
     log.info("\tworker  share of all weight  overruled in  node")
     for worker in _ends(voters):
-        weight = f"{shares[worker]:.1%}" if worker in shares else "by coordinate"
-        overruled = f"{report.disagreement[worker]:.1%}"
+        weight = percent(shares[worker]) if worker in shares else "by coordinate"
+        overruled = percent(report.disagreement[worker])
         log.info("\t%6d  %19s  %12s  %d", worker, weight, overruled, nodes[worker])
     if len(voters) > SHOWN:
         log.info("\tand %d more in between", len(voters) - SHOWN)
