@@ -26,7 +26,8 @@ from torch import Tensor
 
 from signvote import Layout, Server
 from signvote.core.ballot import parse
-from signvote.core.encoder import Encoder, Encoding
+from signvote.core.encoder import Encoder
+from signvote.core.encoding import Encoding
 
 TENSORS = 20
 RULES: dict[str, dict[str, Any]] = {

@@ -25,8 +25,8 @@ from torch import Tensor
 import signvote.sim.config
 import signvote.sim.loop
 import signvote.sim.setup
-from signvote.core.ballot import HEADER
 from signvote.core.bits import bytes_for
+from signvote.core.header import HEADER
 from signvote.core.layout import Layout
 from signvote.core.scales import mean_magnitudes, spread
 from signvote.names import check_name

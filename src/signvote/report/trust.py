@@ -264,13 +264,13 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
         cells += _cell(x, share / largest, title, missed=i in worker.missed)
     name = escape(worker.name)
     marks = _marks(worker)
-    share = percent(worker.share)
+    weight = percent(worker.share)
     overruled = _overruled(worker, rounds[-1])
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{marks}</span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{share}</span><span>{overruled}</span></div>"
+        f"<span>{weight}</span><span>{overruled}</span></div>"
     )
 
 
