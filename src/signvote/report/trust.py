@@ -257,12 +257,12 @@ def _strip(worker: WorkerTrust, rounds: list[int], columns: range, largest: floa
         title = f"{worker.name}, round {rounds[i]}: {percent(share)} of all weight"
         cells += _cell(x, share / largest, title, missed=i in worker.missed)
     name = escape(worker.name)
-    share = percent(worker.share)
+    weight = percent(worker.share)
     return (
         f'<div class="strip"><span>{worker.id} <small>batch {worker.batch_size}</small>{_marks(worker)}</span>'
         f'<svg viewBox="0 0 {len(columns)} 1" preserveAspectRatio="none" role="img" '
         f'aria-label="weight of {name} over time">{cells}</svg>'
-        f"<span>{share}</span><span>{_overruled(worker, rounds[-1])}</span></div>"
+        f"<span>{weight}</span><span>{_overruled(worker, rounds[-1])}</span></div>"
     )
 
 
