@@ -222,6 +222,8 @@ def vote_by_coordinate_(
 def _approximations(weights: CoordinateWeights) -> tuple[Array, Array, np.int32]:
     """The curves of the tables, each worker's, and the most by which they are off; -1: they are of no use."""
     table_of = weights.table_of.numpy()
+    if not len(table_of):
+        return np.empty(0, np.int16), table_of, np.int32(-1)
     size_of = dict(zip(table_of.tolist(), weights.sizes.tolist(), strict=True))
     used = sorted(size_of)
     known = curves(weights.tables.numpy()[used], [size_of[row] for row in used])
