@@ -394,8 +394,7 @@ def check_mutated_ballots(mutants: int) -> None:
 def test_the_size_of_a_sparse_body_is_known_before_it_is_written(n: int, seed: int, share: float) -> None:
     random = torch.Generator().manual_seed(seed)
     voted = torch.rand(3, n, generator=random) < torch.tensor([[share], [share / 10], [1.0]])
-    layout = layout_of(n)
     for row, size in zip(voted, body_bytes(pack(voted), n).tolist(), strict=True):
         planes = Planes(pack(row), pack(row))
-        ballot = Ballot.cast(layout, planes, worker=1, round=1, run=0).thinned()
+        ballot = Ballot.cast(layout_of(n), planes, worker=1, round=1, run=0).thinned()
         assert len(ballot.to_bytes()) == 64 + size

@@ -114,12 +114,7 @@ class Poll(Fixed):
             overlap=transport.overlap and not team.is_alone,
         )
         self.sender = Sender(
-            parameters,
-            self.placement,
-            self.exchange,
-            encoding,
-            dtype or widest,
-            is_alone=team.is_alone,
+            parameters, self.placement, self.exchange, encoding, dtype or widest, is_alone=team.is_alone
         )
         tensors = self.layout.ranges
         self.packings = Packings(server.rule.groups, owned, tensors, dense=encoding.planes == 1)
