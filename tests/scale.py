@@ -125,12 +125,13 @@ def tree(n: int, shape: Sequence[int]) -> list[Traffic]:
 # ---- memory and processor ----------------------------------------------------------------------------
 
 CHUNK = 4 * 2**20  # bytes: votes of a chunk, when evidence is counted
-COPIES_OF_WORKER = 190  # six of the gradient, which is as long as 32 planes
+BUFFERS = 14_000_000  # bytes of a server, 7 for each coordinate of a small model
+COPIES_OF_WORKER = 180  # six of the gradient, which is as long as 32 planes
 
 
 def memory_of_server(n: int, workers: int, digits: int) -> int:
-    """Ballots, the tally, and some planes for the decision."""
-    return workers * ballot(n) + (digits + 4) * packed(n) + CHUNK
+    """Ballots, the tally, some planes for the decision, and buffers."""
+    return workers * ballot(n) + (digits + 4) * packed(n) + min(7 * n, BUFFERS)
 
 
 def memory_of_relay(n: int, workers: int, digits: int) -> int:
@@ -145,12 +146,12 @@ def memory_of_worker(n: int) -> int:
 
 def copies_of_server(workers: int) -> int:
     """Processor time of a round, in that of copying one plane."""
-    return 44 * workers + 450
+    return 32 * workers + 850
 
 
 def copies_of_relay(workers: int) -> int:
     """See `copies_of_server`."""
-    return 80 * workers + 450
+    return 50 * workers + 800
 
 
 # ---- the page ----------------------------------------------------------------------------------------
