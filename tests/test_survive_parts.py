@@ -112,12 +112,21 @@ def test_one_that_hangs_is_absent_and_returns_with_its_momentum(tmp_path: Path) 
 def test_a_minority_stops_and_says_so(tmp_path: Path) -> None:
     plan = plan_for(tmp_path, 3)
 
+    dead = []
+
+    def is_gone(optimizer: Vote, worker: int, plan: Plan) -> None:
+        try:
+            fall_dead(optimizer)
+        finally:
+            dead.append(worker)
+
     def looks_briefly(optimizer: Vote, worker: int, plan: Plan) -> None:
+        wait_for(lambda: len(dead) == 2)
         waits_less(optimizer, patience=1.0)
 
     with Crew(plan, threads=True) as crew:
         for worker in range(3):
-            crew.start(worker, at(5, dies if worker else looks_briefly))
+            crew.start(worker, at(5, is_gone if worker else looks_briefly))
         wait_for(lambda: any("error" in line for line in crew.log(0)))
         error = crew.log(0)[-1]["error"]
     assert re.search(
