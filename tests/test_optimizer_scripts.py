@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 
 import signvote
-from signvote import ConfigError, EngineError, Vote
+from signvote import ConfigError, EngineError, LocalVote, Vote
 from tests.optimized import backward, clipped_to, flat, loss, made, trained
 from tests.ranks import INPUTS
 
@@ -156,6 +157,26 @@ def test_torch_compile(wrapped: bool) -> None:
         assert optimizer.batch_sizes == (8,)
     plain = made()
     assert torch.equal(flat(model), trained(plain, Vote(plain.parameters()), range(3)))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_compiled_step(local: bool) -> None:
+    """torch.compile(optimizer.step): the vote runs as it is, and the parameters are those without a compiler."""
+    torch.compiler.reset()
+    results = []
+    for compiled in (True, False):
+        model = made()
+        optimizer: Any = Vote(model.parameters())
+        if local:
+            optimizer = LocalVote(SGD(model.parameters(), lr=0.1), every=2)
+        step: Any = torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step
+        for t in range(4):
+            optimizer.zero_grad()
+            backward(model, t)
+            step()
+        results.append(flat(model))
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], flat(made()))
 
 
 def test_deterministic_algorithms() -> None:

@@ -30,7 +30,7 @@ from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.modules import Surroundings
 from signvote.engines.ddp.state import Voting
-from signvote.engines.ddp.torch_names import copy_all_
+from signvote.engines.ddp.torch_names import copy_all_, not_compiled
 from signvote.engines.ddp.transport import CHUNK, Transport
 from signvote.engines.ddp.voted import entries_of, make_poll
 from signvote.errors import ConfigError
@@ -159,6 +159,7 @@ class LocalVote(Voting):
 
     # ---- steps and votes -------------------------------------------------------------------------
 
+    @not_compiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take a local step; after every `every`-th hold a vote, as all ranks do then."""
         self._begin()

@@ -46,7 +46,7 @@ from signvote.engines.ddp.poll import Poll
 from signvote.engines.ddp.state import Voting
 from signvote.engines.ddp.steps import LARGE, too_large
 from signvote.engines.ddp.team import check_sharded
-from signvote.engines.ddp.torch_names import local_of
+from signvote.engines.ddp.torch_names import local_of, not_compiled
 from signvote.engines.ddp.transport import CHECK_EVERY, CHUNK, Transport
 from signvote.engines.ddp.voted import Votes, entries_of, make_poll
 from signvote.errors import ConfigError, EngineError
@@ -210,6 +210,7 @@ class Vote(Optimizer, Voting):
             self._show_state()
         return self._votes[0]
 
+    @not_compiled
     @torch.no_grad()
     def step(  # type: ignore[override]
         self,

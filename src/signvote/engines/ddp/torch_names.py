@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,14 @@ from torch.distributed import GradBucket as GradBucket  # type: ignore[attr-defi
 from torch.distributed import Store as Store  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
 NAMES = (
     "_foreach_copy_",
     "_foreach_mul_",
     "_foreach_add_",
+    "_disable_dynamo",
     "distributed.GradBucket",
     "distributed.Store",
     "distributed.ProcessGroup.get_group_store",
@@ -43,6 +48,15 @@ def after_backward(act: Callable[[], None]) -> None:
         engine.queue_callback(act)
 
     engine.queue_callback(later)  # DDP's own callback is queued between the two
+
+
+def not_compiled(step: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Run a function as it is where a compiled one calls it: torch.compile cannot follow an exchange between ranks.
+
+    torch.compiler.disable would import the compiler at once; this imports it when the function is first called, which
+    torch's own optimizers do before.
+    """
+    return torch._disable_dynamo(step)  # type: ignore[attr-defined]
 
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
