@@ -47,6 +47,7 @@ TOGETHER = {
     ),  # ranks are forked from one process, which has loaded what they need; `answers` is asked for once
     "scripts": ("test_scripts", "test_extend", "test_tasks_page", "test_tables"),  # so are they
     "apps": ("test_apps",),
+    "flower": ("test_flower_simulation",),
     "metrics": ("test_metrics",),
     "release": ("test_release",),
 }  # files whose tests one worker of pytest runs, one after the other
