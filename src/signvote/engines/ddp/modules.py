@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -43,15 +42,8 @@ def holders_of(parameters: Iterable[Tensor]) -> list[Holder]:
 
 
 def _all_modules() -> list[nn.Module]:
-    """The modules that Python knows, but those that are being made.
-
-    There may be millions of objects and thousands of types, so only types are looked at one by one.
-    """
-    objects = gc.get_objects()
-    types = list(map(type, objects))
-    by_id = dict(zip(map(id, types), types, strict=True))  # a type need not be hashable
-    wanted = {number for number, kind in by_id.items() if issubclass(kind, nn.Module)}
-    modules = list(compress(objects, map(wanted.__contains__, map(id, types))))
+    """The modules that Python knows, but those that are being made."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     return [module for module in modules if "_modules" in vars(module)]
 
 
