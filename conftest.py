@@ -5,27 +5,11 @@ Doctests are collected from every module but those that only some machines can i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
-
-LARGE = ("torch", "torch._dynamo", "torch.distributed.checkpoint", "numba", "hypothesis", "matplotlib.figure")
-
-
-def load_large() -> None:
-    """Import large packages where they are installed; tracing their lines for coverage would take as long again."""
-    trace = sys.gettrace()
-    sys.settrace(None)
-    for name in LARGE:
-        if find_spec(name.partition(".")[0]):
-            import_module(name)
-    sys.settrace(trace)
-
-
-load_large()
+import torch
 
 collect_ignore_glob = ["tests/warm.py", "tests/flower_apps/*.py"]
 if not find_spec("triton"):
@@ -35,8 +19,6 @@ if not find_spec("triton"):
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
     """Seed PyTorch; put its number of threads back."""
-    import torch
-
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     yield

@@ -1,8 +1,7 @@
 """Scripts in processes that start at once: forked from one that has loaded torch, which takes a second or two.
 
-`launched("-m", "pytest", ...)` does what `python -m pytest ...` would do, and `ranks=2` starts two ranks.
-Nothing of signvote is loaded before the fork, so a script imports it from where it runs. `TOGETHER` in conftest.py lets
-one such process serve many tests.
+`launched("-m", "pytest", ...)` does what `python -m pytest ...` would do. Nothing of signvote is loaded before the
+fork, so a script imports it from where it runs. `TOGETHER` in conftest.py lets one such process serve many tests.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
 import tempfile
@@ -35,24 +33,14 @@ LOADED = (
 )
 
 
-def launched(
-    *arguments: str, cwd: Path, ranks: int = 1, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """What `python ARGUMENTS` returns and prints in a folder, with more variables in its environment.
-
-    Args:
-        arguments: of Python.
-        cwd: the folder.
-        ranks: processes to start, each with its RANK if WORLD_SIZE is given; if one fails, the others are killed.
-        environment: more variables.
-
-    """
+def launched(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What `python ARGUMENTS` returns and prints in a folder, with more variables in its environment."""
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, err = (Path(folder, name) for name in ("out", "err"))
-        request = {"arguments": arguments, "cwd": str(cwd), "ranks": ranks, "environment": environment}
+        request = {"arguments": arguments, "cwd": str(cwd), "environment": environment}
         server.stdin.write(json.dumps(request | {"out": str(out), "err": str(err)}) + "\n")
         server.stdin.flush()
         code = int(server.stdout.readline())
@@ -74,40 +62,20 @@ def serve() -> None:
     gc.collect()
     gc.freeze()  # see warm.py
     for line in sys.stdin:
-        request = json.loads(line)
-        children = set()
-        for rank in range(request.pop("ranks")):
-            child = os.fork()
-            if not child:
-                return become(**request, rank=rank)
-            children.add(child)
-        print(waited(children), flush=True)
+        child = os.fork()
+        if not child:
+            return become(**json.loads(line))
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
     return None
 
 
-def waited(children: set[int]) -> int:
-    """Wait for all; the exit code of the first that failed, or 0."""
-    code = 0
-    while children:
-        child, status = os.wait()
-        children.remove(child)
-        if status and not code:
-            code = os.waitstatus_to_exitcode(status)
-            for other in children:
-                os.kill(other, signal.SIGKILL)
-    return code
-
-
-def become(
-    arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str, rank: int
-) -> None:
+def become(arguments: list[str], cwd: str, environment: dict[str, str], out: str, err: str) -> None:
     """Run a script, a module or code as Python does with these arguments."""
     os.chdir(cwd)
     os.environ.update(environment)
-    if "WORLD_SIZE" in environment:
-        os.environ["RANK"] = str(rank)
     for stream, path in ((sys.stdin, os.devnull), (sys.stdout, out), (sys.stderr, err)):
-        flags = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        flags = os.O_RDONLY if stream is sys.stdin else os.O_WRONLY | os.O_CREAT
         os.dup2(os.open(path, flags), stream.fileno())
     if arguments[0] == "-W":
         _, action, *arguments = arguments

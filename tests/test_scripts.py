@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.flower_cluster import free_port
 from tests.launcher import launched
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -80,6 +79,7 @@ for _ in range(3):
 def test_a_script_that_ends_after_a_step_is_not_aborted(end: str, tmp_path: Path) -> None:
     """A thread of gloo that frees a tensor while Python ends would abort the process."""
     (tmp_path / "train.py").write_text(ENDS_AT_ONCE + end)
-    meeting = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    done = launched("train.py", cwd=tmp_path, ranks=3, **meeting)
+    done = launched(
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "train.py", cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
