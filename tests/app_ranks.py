@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from signvote import Vote
@@ -241,7 +241,7 @@ def run_ranks(name: str, folder: str, port: int) -> None:
     ranks = [context.Process(target=run_rank, args=(name, folder, number, port)) for number in range(RANKS)]
     for process in ranks:
         process.start()
-    running = {process.sentinel: process for process in ranks}
+    running: dict[Any, Any] = {process.sentinel: process for process in ranks}
     while running:
         for sentinel in connection.wait(list(running)):
             ended = running.pop(sentinel)
@@ -263,7 +263,7 @@ def main(folder: str) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a rank neither searches these objects nor copies the pages they lie on
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name in MORE:
         run_ranks(name, folder, store.port)
 

@@ -20,7 +20,8 @@ from tests.test_package import command
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
-ACTORS = "num-supernodes={} client-resources-num-cpus=1 init-args-num-cpus={}"
+ONE_ACTOR = "num-supernodes={} client-resources-num-cpus=1 init-args-num-cpus=1"
+TWO_ACTORS = ONE_ACTOR[:-1] + "2"
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -42,7 +43,9 @@ def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_ten_rounds_equal_the_simulator_bit_for_bit(simulating: Cluster, tmp_path: Path) -> None:
     app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
-    printed = simulating.flwr("run", str(app), "here", "--stream", "--federation-config", ACTORS.format(3, 2))
+    printed = simulating.flwr(
+        "run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS.format(3)
+    )
     for config in CONFIGS:
         path = tmp_path / f"{config.rule}.safetensors"
         assert path.exists(), printed
@@ -61,7 +64,7 @@ def test_what_flower_app_writes_runs_and_learns(simulating: Cluster, tmp_path: P
     done = command("flower-app", str(tmp_path / "app"))
     assert done.returncode == 0, done.stderr
     config = f"rounds=5 local-steps=4 step=0.004 deadline={PATIENCE}"
-    settings = ["-c", config, "--federation-config", ACTORS.format(5, 1)]
+    settings = ["-c", config, "--federation-config", ONE_ACTOR.format(5)]
     printed = simulating.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
     assert len(accuracies) == 6, printed
