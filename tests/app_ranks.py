@@ -1,33 +1,45 @@
-"""One rank of the examples with Accelerate, Lightning and transformers, for tests/test_apps.py.
+"""Two ranks of the examples with Accelerate, Lightning and transformers, for tests/test_apps.py.
 
-    torchrun --nproc-per-node 2 tests/app_ranks.py FOLDER
+    python tests/app_ranks.py FOLDER
 
-For each NAME, in a process forked from this one, which has loaded what all of them need: runs examples/NAME_votes.py
-in FOLDER/NAME and records what its optimizer steps with. Then trains a few steps more, resumes from a checkpoint as
-docs/NAME.md shows, and without that page's addition. Writes all of it to FOLDER/NAME/rank-N.pt.
+For each NAME, in two processes forked from this one, which has loaded what all of them need: joins the other rank as
+under torchrun, runs examples/NAME_votes.py in FOLDER/NAME and records what its optimizer steps with. Then trains a few
+steps more, resumes from a checkpoint as docs/NAME.md shows, and without that page's addition. Writes all of it to
+FOLDER/NAME/rank-N.pt.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
+import multiprocessing
 import os
 import re
 import runpy
 import sys
 import warnings
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from signvote import Vote
 
 ROOT = Path(__file__).resolve().parent.parent
+LOADED = (
+    "accelerate",
+    "lightning.pytorch",
+    "transformers.trainer",
+    "transformers.models.gpt2.modeling_gpt2",
+    "torch.distributed.fsdp",
+)
+RANKS = 2
 STEPS = 3  # before a checkpoint, and after it
 
 
@@ -212,26 +224,48 @@ def rank(name: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def meet_as(name: str) -> None:
-    """Let ranks look for each other under a name of their own in torchrun's store, where others met before."""
+def join(name: str, rank: int, port: int) -> None:
+    """Set what torchrun would set; ranks look for each other under a name of their own, where others met before."""
+    torchrun = {"RANK": rank, "WORLD_SIZE": RANKS, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": name}
+    torchrun |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": RANKS, "TORCHELASTIC_USE_AGENT_STORE": True}
+    torchrun |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0}
+    os.environ.update({key: str(value) for key, value in torchrun.items()})
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     connect = rendezvous._create_c10d_store
     rendezvous._create_c10d_store = lambda *given, **more: PrefixStore(name, connect(*given, **more))
 
 
+def run_ranks(name: str, folder: str, port: int) -> None:
+    """All ranks of an example. If one fails, the others are ended, which would wait for it."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=run_rank, args=(name, folder, number, port)) for number in range(RANKS)]
+    for process in ranks:
+        process.start()
+    running: dict[Any, Any] = {process.sentinel: process for process in ranks}
+    while running:
+        for sentinel in connection.wait(list(running)):
+            ended = running.pop(sentinel)
+            ended.join()
+            if ended.exitcode:
+                for process in ranks:
+                    process.kill()
+                sys.exit(f"the example with {name} failed")
+
+
+def run_rank(name: str, folder: str, number: int, port: int) -> None:
+    join(name, number, port)
+    rank(name, Path(folder, name))
+
+
 def main(folder: str) -> None:
     torch.set_num_threads(1)  # threads would not survive a fork
-    for package in ("accelerate", "lightning.pytorch", "transformers.trainer", "torch.distributed.fsdp"):
-        importlib.import_module(package)
+    for name in LOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a rank neither searches these objects nor copies the pages they lie on
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     for name in MORE:
-        child = os.fork()
-        if not child:
-            meet_as(name)
-            return rank(name, Path(folder, name))
-        _, status = os.waitpid(child, 0)
-        if status:
-            sys.exit(f"the example with {name} failed")
-    return None
+        run_ranks(name, folder, store.port)
 
 
 if __name__ == "__main__":

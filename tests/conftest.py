@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 from importlib.util import find_spec
+from multiprocessing import forkserver
 from typing import Any
 
 import pytest
@@ -28,6 +30,14 @@ def kernels(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
 
 
+@pytest.fixture(autouse=True, scope="session")
+def forks(request: pytest.FixtureRequest) -> None:
+    """One process from which ranks and runs are forked: the first that asks would load only what it needs itself."""
+    if hasattr(request.config, "workerinput"):
+        multiprocessing.set_forkserver_preload(["tests.warm", "signvote.sim.compare"])
+        forkserver.ensure_running()
+
+
 @pytest.fixture(scope="session")
 def digits() -> Task:
     return load_task("mnist-10k", model="mlp")
@@ -47,6 +57,7 @@ TOGETHER = {
     ),  # ranks are forked from one process, which has loaded what they need; `answers` is asked for once
     "scripts": ("test_scripts", "test_extend", "test_tasks_page", "test_tables"),  # so are they
     "apps": ("test_apps",),
+    "flower": ("test_flower_simulation",),
     "metrics": ("test_metrics",),
     "release": ("test_release",),
 }  # files whose tests one worker of pytest runs, one after the other
@@ -77,7 +88,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("no_cover")
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Imported objects stay: the collector need not search them, nor `Vote`, which searches for modules."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Objects of before stay: the collector need not search them again, nor `Vote`, which searches for modules."""
     gc.collect()
     gc.freeze()

@@ -6,6 +6,7 @@ fork, so a script imports it from where it runs. `TOGETHER` in conftest.py lets 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 LOADED = (
     "torch",
     "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.checkpoint",
     "numba",
     "safetensors.torch",
     "tyro",
@@ -56,6 +59,8 @@ def serve() -> None:
     """Fork for each line, and write how the child ended. In a child, return what runs it."""
     for name in LOADED:
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # see warm.py
     for line in sys.stdin:
         child = os.fork()
         if not child:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,11 +19,18 @@ weights = st.integers(-10_240, 10_240)
 coins = st.none() | st.builds(Coin, st.integers(0, 2**64 - 1), st.integers(0, 10_000))
 
 
+def numbers(count: int, kinds: int) -> st.SearchStrategy[list[int]]:
+    """So many whole numbers below `kinds`. They are drawn as bytes: one by one takes 20 times as long."""
+    size = 1 if kinds < 10 else 2
+    drawn = st.binary(min_size=size * count, max_size=size * count)
+    return drawn.map(lambda found: (np.frombuffer(found, f"u{size}") % kinds).tolist())
+
+
 @st.composite
 def ballots(draw: st.DrawFn, *, ternary: bool) -> list[list[int]]:
     n, m = draw(lengths), draw(workers)
-    signs = st.sampled_from([-1, 0, 1] if ternary else [-1, 1])
-    return [draw(st.lists(signs, min_size=n, max_size=n)) for _ in range(m)]
+    signs = [-1, 0, 1] if ternary else [-1, 1]
+    return [[signs[i] for i in draw(numbers(n, len(signs)))] for _ in range(m)]
 
 
 def tables_for(rounds: list[int]) -> tuple[Tensor, Tensor, Tensor]:

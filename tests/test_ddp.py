@@ -27,9 +27,9 @@ def as_simulated(world: int, cases: list[tuple[Config, dict[str, Any]]], folder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [True, False])
-def test_four_ranks_equal_the_simulator_over_twenty_rounds(overlap: bool, tmp_path: Path) -> None:
+def test_four_ranks_equal_the_simulator(overlap: bool, tmp_path: Path) -> None:
     """Chunks under way while gradients are computed, and in turn: equal bits."""
-    as_simulated(4, [(config(rule, 4, 20), {"overlap": overlap}) for rule in RULES], tmp_path)
+    as_simulated(4, [(config(rule, 4, 10), {"overlap": overlap}) for rule in RULES], tmp_path)
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_four_ranks_equal_the_simulator_over_twenty_rounds(overlap: bool, tmp_pa
 def test_any_number_of_ranks_equals_the_simulator(world: int, tmp_path: Path) -> None:
     """Three with zeros that abstain, two without DDP."""
     zeros, over_ddp = "abstain" if world == 3 else "coin", world != 2
-    cases = [(config(rule, world, 16, zeros=zeros), {"over_ddp": over_ddp}) for rule in RULES]
+    cases = [(config(rule, world, 8, zeros=zeros), {"over_ddp": over_ddp}) for rule in RULES]
     as_simulated(world, cases, tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_top_and_feedback_equal_the_simulator(sending: dict[str, Any], tmp_path:
     """Votes on few coordinates need a support plane; feedback needs the whole vector before any sign is known."""
     cases = []
     for rule, zeros, overlap in (("weighted", "coin", True), ("it-signsgd", "abstain", False)):
-        case = config(rule, 3, 12, zeros=zeros, **sending)
+        case = config(rule, 3, 8, zeros=zeros, **sending)
         cases.append((case, {"overlap": overlap, "over_ddp": overlap}))
     as_simulated(3, cases, tmp_path)
 

@@ -319,19 +319,28 @@ def test_a_checkpoint_that_lost_a_file_is_refused(tmp_path: Path) -> None:
 
 DYING = """
 import os, runpy, signal, sys
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, parse_args
 from signvote.engines import ddp
-attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-save = ddp.save
 
-def deadly(folder, state, *states):
-    save(folder, state, *states)
-    if attempt == rank and state.round == 20 * (attempt + 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+def deadly(*script):
+    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+    save = ddp.save
 
-ddp.save = deadly
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""  # runs a script; rank 0 dies after round 20 and, in the next attempt, rank 1 after round 40
+    def save_and_die(folder, state, *states):
+        save(folder, state, *states)
+        if attempt == rank and state.round == 20 * (attempt + 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    ddp.save = save_and_die
+    sys.argv = list(script)
+    runpy.run_path(script[0], run_name="__main__")
+
+flags = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--nproc-per-node", "2", "--max-restarts", "4"]
+config, *_ = config_from_args(parse_args([*flags, *sys.argv[1:]]))
+config.start_method = "fork"  # a rank need not load torch again
+elastic_launch(config, deadly)(*sys.argv[1:])
+"""  # torchrun on a script; rank 0 dies after round 20 and, in the next attempt, rank 1 after round 40
 
 
 EXAMPLE = "examples/ddp_mnist.py"
@@ -352,19 +361,18 @@ def test_torchrun_starts_killed_ranks_again_and_the_example_goes_on(tmp_path: Pa
     (tmp_path / "dying.py").write_text(DYING)
     one, other = tmp_path / "undisturbed", tmp_path / "disturbed"
     together(2, undisturbed, str(one), folder=tmp_path)
-    log = torchrun(str(tmp_path / "dying.py"), EXAMPLE, *FLAGS, "--checkpoints", str(other))
+    log = printed(str(tmp_path / "dying.py"), EXAMPLE, *FLAGS, "--checkpoints", str(other))
     assert log.count("failed (exitcode: -9)") == 2, log
     for name in ("shared.safetensors", "worker-0.safetensors", "worker-1.safetensors"):
         files = [folder / "round-000060" / name for folder in (one, other)]
         assert files[0].read_bytes() == files[1].read_bytes(), name
 
 
-def torchrun(*script: str) -> str:
-    """Run a script on two ranks; what it printed."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "4"]
+def printed(*script: str) -> str:
+    """Run a script; what it printed."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     run = subprocess.run(
-        [sys.executable, *launch, *script],
+        [sys.executable, *script],
         cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout

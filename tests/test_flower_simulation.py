@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,14 @@ from signvote import checkpoint
 from signvote.sim import train
 from signvote.tasks import load_task
 from tests.flower_apps.same import CONFIGS, TASK
-from tests.flower_cluster import cluster, write_app
+from tests.flower_cluster import Cluster, cluster, write_app
 from tests.ranks import PATIENCE
+from tests.test_package import command
 
 pytestmark = pytest.mark.slow
 APPS = Path(__file__).parent / "flower_apps"
-TWO_ACTORS = "num-supernodes={} client-resources-num-cpus=1 init-args-num-cpus=2"
+ONE_ACTOR = "num-supernodes={} client-resources-num-cpus=1 init-args-num-cpus=1"
+TWO_ACTORS = ONE_ACTOR[:-1] + "2"
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -32,16 +33,24 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
-    with cluster(tmp_path / "home") as c:
+@pytest.fixture(scope="module")
+def simulating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A SuperLink that simulates, for one run after the other: it takes seconds to start."""
+    with cluster(tmp_path_factory.mktemp("flower") / "home") as c:
         c.superlink("--simulation")
-        app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
-        printed = c.flwr("run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS.format(3))
+        yield c
+
+
+def test_ten_rounds_equal_the_simulator_bit_for_bit(simulating: Cluster, tmp_path: Path) -> None:
+    app = write_app(tmp_path / "app", APPS / "same.py", {"out": str(tmp_path)})
+    printed = simulating.flwr(
+        "run", str(app), "here", "--stream", "--federation-config", TWO_ACTORS.format(3)
+    )
     for config in CONFIGS:
         path = tmp_path / f"{config.rule}.safetensors"
         assert path.exists(), printed
         ours = checkpoint.load(path)
-        assert ours["server"]["last_round"] == 20
+        assert ours["server"]["last_round"] == 10
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         train(config, TASK, tmp_path / config.rule)
@@ -51,17 +60,12 @@ def test_twenty_rounds_equal_the_simulator_bit_for_bit(tmp_path: Path) -> None:
         assert equal(ours["server"], theirs["server"])  # trust, too
 
 
-def test_what_flower_app_writes_runs_and_learns(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from signvote.cli import main; main()", "flower-app", "app"],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+def test_what_flower_app_writes_runs_and_learns(simulating: Cluster, tmp_path: Path) -> None:
+    done = command("flower-app", str(tmp_path / "app"))
     assert done.returncode == 0, done.stderr
-    with cluster(tmp_path / "home") as c:
-        c.superlink("--simulation")
-        config = f"rounds=5 local-steps=4 step=0.004 deadline={PATIENCE}"
-        settings = ["-c", config, "--federation-config", TWO_ACTORS.format(5)]
-        printed = c.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
+    config = f"rounds=5 local-steps=4 step=0.004 deadline={PATIENCE}"
+    settings = ["-c", config, "--federation-config", ONE_ACTOR.format(5)]
+    printed = simulating.flwr("run", str(tmp_path / "app"), "here", "--stream", *settings)
     accuracies = [float(value) for value in re.findall(r"{'accuracy': ([0-9.]+)}", printed)]
     assert len(accuracies) == 6, printed
     assert accuracies[-1] > accuracies[0] + 0.2, accuracies

@@ -16,7 +16,7 @@ from signvote.errors import ConfigError
 from signvote.kernels import Backend, Coin, CoordinateWeights, Planes, backend, cpu, reference, words_for
 from tests import reference as obvious
 from tests.conftest import BACKENDS
-from tests.strategies import FLOATS, ballots, coins, tables_for, weights
+from tests.strategies import FLOATS, ballots, coins, numbers, tables_for, weights
 
 both = pytest.mark.parametrize("kernels", BACKENDS.values(), ids=BACKENDS.keys())
 
@@ -113,7 +113,7 @@ def test_vote_by_coordinate(
     y = data.draw(ballots(ternary=ternary))
     n, m = len(y[0]), len(y)
     rounds = data.draw(st.lists(st.sampled_from([1, 7, 300]), min_size=m, max_size=m))
-    counts = [data.draw(st.lists(st.integers(0, 2 * t), min_size=n, max_size=n)) for t in rounds]
+    counts = [data.draw(numbers(n, 2 * t + 1)) for t in rounds]
     slots = data.draw(st.permutations(range(m + 1)))[:m]  # one slot belongs to an absent worker
     counters = torch.zeros(words_for(n), m + 1, 64, dtype=torch.uint16)
     for slot, halves in zip(slots, counts, strict=True):

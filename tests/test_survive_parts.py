@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from signvote import ConfigError, Members, Vote
 from signvote.engines.ddp import modules, past
 from signvote.engines.ddp.sealed import FAULTS, Seal, fault_of, sealed
 from tests.elastic import Crew, Plan, addresses, check, fall_dead
-from tests.ranks import checksum, fresh, wait_for
+from tests.ranks import PATIENCE, checksum, fresh, wait_for
 
 PAGE = Path(__file__).parent.parent / "docs" / "survive.md"
 
@@ -95,18 +96,29 @@ def test_two_of_five_at_once_and_a_late_one(tmp_path: Path) -> None:
 
 def test_one_that_hangs_is_absent_and_returns_with_its_momentum(tmp_path: Path) -> None:
     """It sleeps for more rounds than are kept, so it gets the parameters of another one."""
-    plan = plan_for(tmp_path, 3, timeout=3.0)
+    plan = plan_for(tmp_path, 3)
+    sleeping = Event()
 
     def hangs(optimizer: Vote, worker: int, plan: Plan) -> None:
+        sleeping.set()
         log = plan.log(1)
         wait_for(lambda: len(log.read_text().splitlines()) > 20 + past.KEPT)
 
+    def gives_up(optimizer: Vote, worker: int, plan: Plan) -> None:
+        """What happens once `timeout` is over, in the group and then in the look for others, happens now."""
+        assert sleeping.wait(PATIENCE)
+        company = optimizer.poll.company  # type: ignore[attr-defined]
+        company.lose("the others wait no longer")
+        membership = company.membership
+        usual, late = membership._may_come, SimpleNamespace(seconds=2 * PATIENCE)
+        membership._may_come = lambda *seen: usual(*seen[:3], late if membership.view.epoch == 1 else seen[3])
+
     with Crew(plan, threads=True) as crew:
         for worker in range(3):
-            crew.start(worker, at(5, hangs) if worker == 2 else None)
+            crew.start(worker, at(5, hangs if worker == 2 else gives_up))
         crew.wait_for(lambda: crew.round_of(2) >= 30)
         story = crew.finish(0, 1, 2)
-    assert any(2 not in voters for voters in story.voters.values())
+    assert story.voters[5] == [0, 1]
 
 
 def test_a_minority_stops_and_says_so(tmp_path: Path) -> None:

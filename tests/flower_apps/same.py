@@ -14,7 +14,7 @@ from signvote.sim import Config
 from signvote.sim.population import Sampler, generator, split
 from signvote.tasks import load_task
 
-COMMON = {"task": "mnist-10k", "model": "mlp", "rounds": 20, "batch_sizes": (4, 16, 64)}
+COMMON = {"task": "mnist-10k", "model": "mlp", "rounds": 10, "batch_sizes": (4, 16, 64)}
 CONFIGS = [
     Config(rule="weighted", recipe="tuned", seed=1, **COMMON),  # type: ignore[arg-type]  # coins, momentum, cosine
     Config(rule="it-signsgd", recipe="paper", seed=2, options={"warmup": 5}, **COMMON),  # type: ignore[arg-type]
