@@ -1,6 +1,7 @@
 """Workers that take local steps: each trains by itself for a while, and votes on the change of its parameters.
 
-    change = x - inner(x)       over H steps of its own optimizer, from the parameters of the last vote
+    start = x - e               x: the parameters of the last vote, e: what this worker's votes have left out
+    change = start - inner(start)       over H steps of its own optimizer
 
 The model is shared: a worker's parameters are copied back before the next worker's turn. The optimizers, with their
 state, stay with their workers; they are PyTorch's, so that ranks of torch.distributed compute the same bits.
@@ -19,6 +20,7 @@ from signvote.core.ballot import Ballot, limits_of, scales_of
 from signvote.core.groups import Factors, factors
 from signvote.core.outer import Outer
 from signvote.core.parts import clipped
+from signvote.core.scales import own_start
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.sim.config import Config
@@ -60,31 +62,45 @@ class Locally(OneByOne):
         return votes
 
     def _gradient(self, worker: int, t: int) -> Tensor:
-        """The change over the local steps of a worker, in place of a gradient: a view, valid until the next call."""
-        start = self.gradients.x.clone()
+        """The change over the local steps of a worker, in place of a gradient: a view, valid until the next call.
+
+        The first gradient is that of the parameters of the last vote: a rank of torch.distributed has it before its
+        optimizer is called.
+        """
+        x = self.gradients.x
+        voted = x.clone()
+        start = own_start(voted, self.encoders[worker].memory.residual)
         steps = self.work.config.local_steps or 1
-        for number in range((t - 1) * steps + 1, t * steps + 1):
-            self._local_step(worker, number, t)
-        change = start - self.gradients.x
-        self.gradients.x.copy_(start)
+        first = (t - 1) * steps + 1
+        for number in range(first, first + steps):
+            self._differentiate(worker, number, t)
+            if number == first:
+                x.copy_(start)
+            self._local_step(worker, number)
+        change = start - x
+        x.copy_(voted)
         if self.work.config.rule == "sparseloco":
             residual = self._unsent.get(worker, torch.zeros_like(change))
             change, self._unsent[worker] = compressed(change, residual)
         return self.gradients.flat.copy_(change)
 
-    def _local_step(self, worker: int, number: int, t: int) -> None:
-        """One step of a worker's optimizer; steps are counted over all rounds, from 1."""
-        config = self.work.config
+    def _differentiate(self, worker: int, number: int, t: int) -> None:
+        """Compute the gradient of a local step; steps are counted over all rounds, from 1."""
+        clip = self.work.config.clip
         with self.phases.timed("gradients"):
             gradient = self.gradients.of(
                 self.work.batch(worker, number),
                 self.work.seed(worker, number),
                 self.work.relabels(worker, t),
             )
-            if config.clip is not None:
-                gradient.copy_(clipped(gradient, config.clip))
+            if clip is not None:
+                gradient.copy_(clipped(gradient, clip))
+
+    def _local_step(self, worker: int, number: int) -> None:
+        """One step of a worker's optimizer."""
+        with self.phases.timed("gradients"):
             optimizer = self.optimizers[worker]
-            step = config.local_step_at(number)
+            step = self.work.config.local_step_at(number)
             for group, its in zip(optimizer.param_groups, dict.fromkeys(self._factors.values()), strict=True):
                 group["lr"] = step * its.step
             optimizer.step()

@@ -1,6 +1,7 @@
 """Local steps and then a vote: each rank trains by itself, and every so often all vote on what has changed.
 
-    p = (x - inner(x)) + e          x: the parameters of the last vote; inner: the steps of this rank's optimizer
+    y = x - e                       x: the parameters of the last vote, e: what this rank's votes have left out
+    p = (y - inner(y)) + e          inner: the steps of this rank's optimizer
     all send sign(p), and for each tensor s = mean |p|;  e <- p - s sign(p)
     all get sign(q), and for each tensor S = mean |q|    of the weighted mean q of all s sign(p): see core/scaled.py
     b <- momentum b + S sign(q)
@@ -26,6 +27,7 @@ from signvote.core.outer import Outer
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.core.scaled import ScaledVotes
+from signvote.core.scales import own_start
 from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.modules import Surroundings
@@ -170,11 +172,18 @@ class LocalVote(Voting):
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Before the first step after a vote, note the parameters; anybody may have changed them since."""
+        """Before the first step after a vote, note the parameters, which anybody may have changed, and start from y."""
         self._surroundings.stop_looking()
         votes = self._votes()
-        if self.steps == 0:
-            copy_all_(votes.views, [p.detach() for p in votes.parameters])
+        if self.steps == 0 and self._change is None:
+            locals_ = [p.detach() for p in votes.parameters]
+            copy_all_(votes.views, locals_)
+            copy_all_(locals_, self._own_start(votes))
+
+    def _own_start(self, votes: Begun) -> list[Tensor]:
+        """Where the local steps start: y, in the shapes of the parameters."""
+        start = own_start(votes.start, votes.poll.sender.memory.residual)
+        return [start[s.start : s.stop].view(s.shape) for s in votes.poll.layout.segments]
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -184,10 +193,11 @@ class LocalVote(Voting):
         again repeats the vote with the same change.
         """
         self._begin()
-        poll, parameters, start, views = self._votes()
+        votes = self._votes()
+        poll, parameters, start, views = votes
         locals_ = [p.detach() for p in parameters]
         if self._change is None:
-            self._change = [view - p for view, p in zip(views, locals_, strict=True)]
+            self._change = [y - p for y, p in zip(self._own_start(votes), locals_, strict=True)]
         else:
             poll.begin()
         copy_all_(locals_, views)  # ranks are equal again, which the vote checks
