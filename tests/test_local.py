@@ -51,6 +51,9 @@ def by_hand(run: Run, rank: int, t: int, optimizers: dict[int, Any]) -> Tensor:
             p.copy_(q)
     before = flat(model)
     kept = run.workers.memories()[rank].residual
+    if kept is not None:  # local steps start from the worker's own parameters
+        before = before - kept
+        nn.utils.vector_to_parameters(before.clone(), parameters)
     optimizer = inner(model, run.config)
     if rank in optimizers:
         optimizer.load_state_dict(optimizers[rank])
@@ -60,9 +63,6 @@ def by_hand(run: Run, rank: int, t: int, optimizers: dict[int, Any]) -> Tensor:
             group["lr"] = run.config.local_step_at(number)
         optimizer.zero_grad()
         batches.loss(model, number).backward()  # type: ignore[no-untyped-call]
-        if number % H == 1 and kept is not None:  # the first step starts from the worker's own parameters
-            before = before - kept
-            nn.utils.vector_to_parameters(before.clone(), parameters)
         optimizer.step()
     optimizers[rank] = optimizer.state_dict()
     return before - flat(model)

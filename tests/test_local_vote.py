@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,19 +72,43 @@ def test_a_run_resumes_bit_for_bit_also_between_votes(steps: int) -> None:
     assert resumed.train(2) == script.train(2)
 
 
-def test_local_steps_start_with_what_the_votes_have_left_out() -> None:
-    """After a vote the model has the voted parameters; the next step starts from them less the residual."""
+def test_a_pass_in_training_starts_from_the_ranks_own_parameters() -> None:
+    """After a vote the model has the voted parameters, until it trains: then it has them less the residual."""
     script = LocalScript(0, settings("weighted", 1))
+    passed = partial(script.batches.loss, t=1)
     for _ in range(2):
         script.train(1)
         voted = flat(script.model)
+        copied = copy.deepcopy(script.model).train()
         kept = residual_of(script).clone()
         assert kept.abs().max() > 0
-        for group in script.inner.param_groups:
-            group["lr"] = 0.0
-        script.optimizer.step()
+        passed(copied)
+        passed(script.model.eval())
+        with torch.no_grad():
+            passed(script.model.train())
+        assert torch.equal(flat(script.model), voted)
+        passed(script.model)
         assert torch.equal(flat(script.model), voted - kept)
-        script.number += 1
+
+
+def test_a_closure_starts_from_the_ranks_own_parameters() -> None:
+    """The module is not called: parameters are used by themselves, as a script may."""
+    weight = nn.Parameter(torch.tensor([1.0, -1.0, 3.0]))
+    optimizer = LocalVote(torch.optim.SGD([weight], lr=0.1), every=1, step=1.0, momentum=0.0)
+    seen: list[Tensor] = []
+
+    def closure() -> float:
+        seen.append(weight.detach().clone())
+        weight.grad = weight.detach().clone()
+        return 0.0
+
+    optimizer.step(closure)
+    voted = weight.detach().clone()
+    kept = optimizer.poll.sender.memory.residual
+    assert kept is not None
+    kept = kept.clone()
+    optimizer.step(closure)
+    assert torch.equal(seen[1], voted - kept)
 
 
 def test_a_model_may_be_changed_after_a_vote() -> None:

@@ -62,21 +62,14 @@ class Locally(OneByOne):
         return votes
 
     def _gradient(self, worker: int, t: int) -> Tensor:
-        """The change over the local steps of a worker, in place of a gradient: a view, valid until the next call.
-
-        The first gradient is that of the parameters of the last vote: a rank of torch.distributed has it before its
-        optimizer is called.
-        """
+        """The change over the local steps of a worker, in place of a gradient: a view, valid until the next call."""
         x = self.gradients.x
         voted = x.clone()
         start = own_start(voted, self.encoders[worker].memory.residual)
+        x.copy_(start)
         steps = self.work.config.local_steps or 1
-        first = (t - 1) * steps + 1
-        for number in range(first, first + steps):
-            self._differentiate(worker, number, t)
-            if number == first:
-                x.copy_(start)
-            self._local_step(worker, number)
+        for number in range((t - 1) * steps + 1, t * steps + 1):
+            self._local_step(worker, number, t)
         change = start - x
         x.copy_(voted)
         if self.work.config.rule == "sparseloco":
@@ -84,23 +77,19 @@ class Locally(OneByOne):
             change, self._unsent[worker] = compressed(change, residual)
         return self.gradients.flat.copy_(change)
 
-    def _differentiate(self, worker: int, number: int, t: int) -> None:
-        """Compute the gradient of a local step; steps are counted over all rounds, from 1."""
-        clip = self.work.config.clip
+    def _local_step(self, worker: int, number: int, t: int) -> None:
+        """One step of a worker's optimizer; steps are counted over all rounds, from 1."""
+        config = self.work.config
         with self.phases.timed("gradients"):
             gradient = self.gradients.of(
                 self.work.batch(worker, number),
                 self.work.seed(worker, number),
                 self.work.relabels(worker, t),
             )
-            if clip is not None:
-                gradient.copy_(clipped(gradient, clip))
-
-    def _local_step(self, worker: int, number: int) -> None:
-        """One step of a worker's optimizer."""
-        with self.phases.timed("gradients"):
+            if config.clip is not None:
+                gradient.copy_(clipped(gradient, config.clip))
             optimizer = self.optimizers[worker]
-            step = self.work.config.local_step_at(number)
+            step = config.local_step_at(number)
             for group, its in zip(optimizer.param_groups, dict.fromkeys(self._factors.values()), strict=True):
                 group["lr"] = step * its.step
             optimizer.step()
