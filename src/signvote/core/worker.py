@@ -86,7 +86,7 @@ class Worker:
         feedback: bool = False,
         corrects: bool = False,
         scales: bool = False,
-        outer_momentum: float = 0.6,
+        outer_momentum: float = 0.0,
         decay: float = 0.0,
         factors: Mapping[str, Factors] | None = None,
         encoding: Encoding | None = None,

@@ -55,8 +55,9 @@ class LocalVote(Voting):
     """Any optimizer with a vote on the parameters after every few steps: one bit per parameter and vote each way.
 
     Between votes nothing is sent. A vote moves all ranks to the same parameters. At the next forward pass in training a
-    rank adds what its votes have left out so far, and continues from there. DDP's all-reduce is turned off for these parameters. Without torch.distributed it is a world of one. Ranks may take
-    different numbers of steps: a slow one can vote after fewer.
+    rank adds what its votes have left out so far, and continues from there. DDP's all-reduce is turned off for these
+    parameters. Without torch.distributed it is a world of one. Ranks may take different numbers of steps: a slow one
+    can vote after fewer.
 
     Args:
         optimizer: takes the local steps; its parameters are voted on. Give it, not this one, to a scheduler.
@@ -92,8 +93,8 @@ class LocalVote(Voting):
         optimizer: Optimizer,
         every: int = 30,
         *,
-        step: float = 0.7,
-        momentum: float = 0.6,
+        step: float = 1.0,
+        momentum: float = 0.0,
         rule: str | Rule = "weighted",
         run: int = 0,
         batch_size: int | None = None,
