@@ -348,7 +348,7 @@ def usual_evaluate_every(rounds: int) -> int:
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run that was made: those that it does not have, or that do nothing in it, have their default."""
+    """All settings of a run that was made: what it does not have, or does nothing there, has its default."""
     given = _usual(settings) | _before() | dict(settings)
     if not given.get("local_steps"):
         given |= {name: default_of(SETTINGS[name]) for name in LOCAL}
