@@ -152,7 +152,8 @@ def test_every_rule_of_the_language_study_has_a_grid() -> None:
 
 def local_run(rule: str, losses: Sequence[float], seed: int = 0, **settings: Any) -> Result:
     """A run of four workers with ten local steps a round; a worker sends 100 bytes, or 400."""
-    config = {"rule": rule, "batch_sizes": [4] * 4, "local_steps": 10, "seed": seed} | settings
+    usual: dict[str, Any] = {"rule": rule, "batch_sizes": [4] * 4, "local_steps": 10, "seed": seed}
+    config = usual | settings
     each = 400 if rule == "diloco" else 100
     sent = pack([each * len(config["batch_sizes"])] * 2)
     return {
