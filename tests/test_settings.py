@@ -118,12 +118,6 @@ def test_a_recipe_decides_what_has_no_default() -> None:
             assert unusual(config.as_dict()).keys() <= {"task", "rule", "recipe", "mode", "batch_sizes"}
 
 
-def test_outer_steps_of_runs_without_local_steps_are_at_their_default() -> None:
-    """They do nothing there, and had another default once."""
-    found = [completed({"outer_step": 0.7, "local_steps": steps})["outer_step"] for steps in (None, 30)]
-    assert found == [1.0, 0.7]
-
-
 def test_what_was_not_given_is_completed() -> None:
     config = made(rule="sgd", recipe="paper").as_dict()
     given = {name: config[name] for name in ("task", "rule", "recipe", "mode", "batch_sizes")}

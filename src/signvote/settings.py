@@ -43,7 +43,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 FLOATS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {"sgd": {"step": 0.1}, "median": {"step": 0.1}, "adamw": {"step": 1e-3}},
+    "paper": {
+        "sgd": {"step": 0.1},
+        "median": {"step": 0.1},
+        "adamw": {"step": 1e-3},
+    },
     "tuned": {
         "sgd": {"step": 1.0, "decay": 1e-3},
         "median": {"step": 1.0, "decay": 1e-3},
@@ -52,7 +56,6 @@ FLOATS: dict[str, dict[str, dict[str, Any]]] = {
 }  # what a recipe means for rules that step by gradients instead of signs: their steps have another scale
 FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
 FROM_ROUNDS: Any = None  # the same, of one that the number of rounds decides
-LOCAL = ("outer_step", "outer_momentum")  # settings that change nothing without local steps
 MOST_ROUNDS_UNSEEN = 50  # between two evaluations, by default
 EVALUATIONS = 6  # of a short run, by default
 
@@ -239,11 +242,11 @@ class Settings:
         metadata=about("The second beta of adamw as the optimizer of local steps."),
     )
     outer_step: float = field(
-        default=1.0,
+        default=0.7,
         metadata=about("With local steps: how much of the change that was voted on is applied."),
     )
     outer_momentum: float = field(
-        default=0.0,
+        default=0.6,
         metadata=about("With local steps: Nesterov momentum of the changes that were voted on."),
     )
     split: str = field(
@@ -348,10 +351,8 @@ def usual_evaluate_every(rounds: int) -> int:
 
 
 def completed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run that was made: what it does not have, or does nothing there, has its default."""
+    """All settings of a run that was made: those that it does not have did not exist yet."""
     given = _usual(settings) | _before() | dict(settings)
-    if not given.get("local_steps"):
-        given |= {name: default_of(SETTINGS[name]) for name in LOCAL}
     return {name: given.get(name) for name in SETTINGS}
 
 
@@ -384,8 +385,8 @@ def conditions(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _before() -> dict[str, Any]:
     """The settings that runs made before they existed had at another value than their default."""
-    values = ((name, setting.metadata["before"]) for name, setting in SETTINGS.items())
-    return {name: value for name, value in values if value is not MISSING}
+    values = {name: setting.metadata["before"] for name, setting in SETTINGS.items()}
+    return {name: value for name, value in values.items() if value is not MISSING}
 
 
 def _usual(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Outer:
 
     """
 
-    def __init__(self, *, step: float = 1.0, momentum: float = 0.0) -> None:
+    def __init__(self, *, step: float = 0.7, momentum: float = 0.6) -> None:
         if not 0 < step < math.inf:
             raise ConfigError(f"the outer step is {step}; it must be above 0")
         if not 0 <= momentum < 1:

@@ -87,7 +87,7 @@ class Worker:
         feedback: bool = False,
         corrects: bool = False,
         scales: bool = False,
-        outer_momentum: float = 0.0,
+        outer_momentum: float = 0.6,
         decay: float = 0.0,
         factors: Mapping[str, Factors] | None = None,
         encoding: Encoding | None = None,
