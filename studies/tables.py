@@ -1,7 +1,7 @@
 """The tables of docs/, from results: `python -m studies.tables STUDY RESULTS.json`.
 
-STUDY is attacks, labels, language, options or rules. Only finished runs count. A cell is the mean of its seeds and, if
-there are several, their standard deviation.
+STUDY is attacks, labels, language, local, options or rules. Only finished runs count. A cell is the mean of its seeds
+and, if there are several, their standard deviation.
 
 Below a comment with the command, a page has the tables that it prints, and a test compares them:
 
@@ -22,6 +22,7 @@ from paper.claims import table as markdown
 from signvote.results import Result, read, unpack
 from studies.cells import Cells, attack_name, attackers, last, mode_of, pivot, shown, variant
 from studies.language import language
+from studies.local import local
 
 ORDER = ("majority", "it-signsgd", "pooled", "known-batch", "agreement", "robust", "oracle", "median", "sgd")
 USUAL = {
@@ -325,7 +326,7 @@ def _megabytes(run: Result) -> float:
     return float(each / 1e6)
 
 
-TABLES = {table.__name__: table for table in (attacks, rules, labels, language, options)}
+TABLES = {table.__name__: table for table in (attacks, rules, labels, language, local, options)}
 
 
 def text_of(study: str, path: Path | str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from signvote import ConfigError
 from signvote.core.scaled import ScaledVotes
@@ -15,7 +15,7 @@ from signvote.sim import Config
 from signvote.sim.local import Locally
 from signvote.sim.run import Run
 from signvote.sim.sparseloco import CHUNK, FEEDBACK, KEPT, compressed, message_bytes
-from tests.local import H, inner, settings
+from tests.local import H, flat, inner, settings
 from tests.ranks import Batches, config, fresh, task
 
 each_rule = pytest.mark.parametrize("rule", ["weighted", "diloco", "sparseloco"])
@@ -49,7 +49,11 @@ def by_hand(run: Run, rank: int, t: int, optimizers: dict[int, Any]) -> Tensor:
     with torch.no_grad():
         for p, q in zip(parameters, run.model.parameters(), strict=True):
             p.copy_(q)
-    before = torch.cat([p.detach().reshape(-1) for p in parameters])
+    before = flat(model)
+    kept = run.workers.memories()[rank].residual
+    if kept is not None:  # local steps start from the worker's own parameters
+        before = before - kept
+        nn.utils.vector_to_parameters(before.clone(), parameters)
     optimizer = inner(model, run.config)
     if rank in optimizers:
         optimizer.load_state_dict(optimizers[rank])
@@ -61,7 +65,7 @@ def by_hand(run: Run, rank: int, t: int, optimizers: dict[int, Any]) -> Tensor:
         batches.loss(model, number).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     optimizers[rank] = optimizer.state_dict()
-    return before - torch.cat([p.detach().reshape(-1) for p in parameters])
+    return before - flat(model)
 
 
 def test_diloco_is_the_outer_step_on_the_mean_change() -> None:

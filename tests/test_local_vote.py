@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,13 +29,19 @@ def test_without_torch_distributed_it_is_the_simulator_with_one_worker() -> None
     assert LocalScript(0, case).train(4) == simulated(case)[:4]
 
 
+def residual_of(script: LocalScript) -> Tensor:
+    kept = script.optimizer.poll.sender.memory.residual
+    assert kept is not None
+    return kept
+
+
 def test_nothing_is_lost_alone() -> None:
     """What was applied, and the residuals of both sides, are all that the optimizer did."""
     script = LocalScript(0, settings("majority", 1), step=1.0, momentum=0.0)
     start = flat(script.model)
     changed = torch.zeros_like(start)
     for _ in range(4):
-        before = flat(script.model)
+        before = flat(script.model) - residual_of(script)
         for _ in range(H - 1):
             script.step()
         reached: list[Tensor] = []
@@ -45,10 +53,10 @@ def test_nothing_is_lost_alone() -> None:
         script.optimizer.vote()
     rule = script.optimizer.poll.server.rule
     assert isinstance(rule, ScaledVotes)
-    own = script.optimizer.poll.sender.memory.residual
-    assert own is not None
     applied = start - flat(script.model)
-    torch.testing.assert_close(applied + own + rule.residual.values, changed, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        applied + residual_of(script) + rule.residual.values, changed, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("steps", [2 * H, 2 * H + 1])
@@ -65,14 +73,54 @@ def test_a_run_resumes_bit_for_bit_also_between_votes(steps: int) -> None:
     assert resumed.train(2) == script.train(2)
 
 
+def test_a_pass_in_training_starts_from_the_ranks_own_parameters() -> None:
+    """After a vote the model has the voted parameters, until it trains: then it has them less the residual."""
+    script = LocalScript(0, settings("weighted", 1))
+    passed = partial(script.batches.loss, t=1)
+    for _ in range(2):
+        script.train(1)
+        voted = flat(script.model)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(script.model))).train()
+        kept = residual_of(script).clone()
+        assert kept.abs().max() > 0
+        passed(copied)
+        passed(script.model.eval())
+        with torch.no_grad():
+            passed(script.model.train())
+        assert torch.equal(flat(script.model), voted)
+        passed(script.model)
+        assert torch.equal(flat(script.model), voted - kept)
+
+
+def test_a_closure_starts_from_the_ranks_own_parameters() -> None:
+    """The module is not called: parameters are used by themselves, as a script may."""
+    weight = nn.Parameter(torch.tensor([1.0, -1.0, 3.0]))
+    optimizer = LocalVote(torch.optim.SGD([weight], lr=0.1), every=1, step=1.0, momentum=0.0)
+    seen: list[Tensor] = []
+
+    def closure() -> float:
+        seen.append(weight.detach().clone())
+        weight.grad = weight.detach().clone()
+        return 0.0
+
+    optimizer.step(closure)
+    voted = weight.detach().clone()
+    kept = optimizer.poll.sender.memory.residual
+    assert kept is not None
+    kept = kept.clone()
+    optimizer.step(closure)
+    assert torch.equal(seen[1], voted - kept)
+
+
 def test_a_model_may_be_changed_after_a_vote() -> None:
     script = LocalScript(0, settings("weighted", 1))
     script.train(1)
     with torch.no_grad():
         for p in script.model.parameters():
             p.zero_()
+    kept = residual_of(script).clone()
     script.train(1)
-    assert flat(script.model).abs().max() < 0.1
+    assert (flat(script.model) + kept).abs().max() < 0.1
 
 
 def test_too_few_voters_return_to_the_last_vote() -> None:
@@ -80,9 +128,7 @@ def test_too_few_voters_return_to_the_last_vote() -> None:
     before = checksum(script.model)
     assert script.round() == before
     assert not script.optimizer.report.is_decided
-    kept = script.optimizer.poll.sender.memory.residual
-    assert kept is not None
-    assert kept.abs().max() > 0
+    assert residual_of(script).abs().max() > 0
 
 
 def test_a_change_that_is_not_finite_abstains() -> None:

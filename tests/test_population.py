@@ -12,6 +12,7 @@ from signvote.sim.population import (
     mode_batch_sizes,
     parse_absences,
     present,
+    seeded,
     split,
 )
 from signvote.tasks import Data
@@ -140,3 +141,14 @@ def test_a_worker_that_owns_few_samples_repeats_them(owned: int, size: int, t: i
     assert len(sampler.batch(0, t)) == size
     for epoch in torch.split(drawn, owned):
         assert len(set(epoch.tolist())) == len(epoch)
+
+
+def test_seeded_numbers_are_those_of_the_seed_and_leave_the_others_alone() -> None:
+    torch.manual_seed(1)
+    after = torch.rand(3)
+    torch.manual_seed(1)
+    with seeded(torch.device("cpu"), 5, 6):
+        found = torch.rand(3)
+    assert torch.equal(torch.rand(3), after)
+    torch.manual_seed(generator(5, 6).initial_seed())
+    assert torch.equal(found, torch.rand(3))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from studies import former, tables
+from studies import former, local, tables
 from studies.language import language
 
 from signvote import ONE, Layout, Voters
@@ -147,6 +147,62 @@ def test_every_rule_of_the_language_study_has_a_grid() -> None:
     assert {config.seed for config in configs} == {41}
 
 
+# ---- local steps ---------------------------------------------------------------------------------
+
+
+def local_run(rule: str, losses: Sequence[float], seed: int = 0, **settings: Any) -> Result:
+    """A run of four workers with ten local steps a round; a worker sends 100 bytes, or 400."""
+    usual: dict[str, Any] = {"rule": rule, "batch_sizes": [4] * 4, "local_steps": 10, "seed": seed}
+    config = usual | settings
+    each = 400 if rule == "diloco" else 100
+    sent = pack([each * len(config["batch_sizes"])] * 2)
+    return {
+        "config": config,
+        "evaluations": {"round": [0, 1, 2], "loss": [5.5, *losses]},
+        "bytes_up": sent,
+        "bytes_down": sent,
+        "status": "done",
+    }
+
+
+def test_local_steps_have_losses_and_bytes() -> None:
+    runs = [
+        local_run("diloco", [3.0, 2.0]),
+        local_run("diloco", [3.0, 2.2], 1),
+        local_run("majority", [3.0, 2.5]),
+    ]
+    runs += [
+        local_run("weighted", [4.0, 2.3], batch_sizes=[1, 1, 1, 13]),
+        local_run("weighted", [3.0, 2.0], local_steps=5),
+    ]
+    rows = cells(local.local(runs))[2:]
+    assert rows == [
+        ["4 x 4", "5", "weighted", "**2.000**", "20", "20"],
+        ["4 x 4", "10", "majority", "2.500", "10", "10"],
+        ["4 x 4", "10", "diloco", "**2.100 ± 0.141**", "40", "40"],
+        ["3 x 1 + 1 x 13", "10", "weighted", "**2.300**", "10", "10"],
+    ]
+    megabytes, losses = local.curve(runs[:2])
+    assert megabytes == [0.0008, 0.0016]
+    assert losses == [3.0, 2.1]
+
+
+def test_the_figure_of_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, figure = tmp_path / "results.json", tmp_path / "figure.png"
+    runs = [
+        made_up_run(rule, None, 0, batch_sizes=[4] * 4, local_steps=30) for rule in ("weighted", "diloco")
+    ]
+    for run in runs:
+        run["evaluations"]["loss"] = [float(value) for value in run["evaluations"]["round"]]
+    write(path, results_of(runs))
+    monkeypatch.setattr(sys, "argv", ["local", str(path), str(figure)])
+    local.main()
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(sys, "argv", ["local", str(path)])
+    with pytest.raises(SystemExit, match=r"FIGURE\.png"):
+        local.main()
+
+
 # ---- pages -------------------------------------------------------------------------------------------
 
 COMMAND = re.compile(r"<!-- python -m studies\.tables (\w+) (\S+) -->\n\n?((?:\|.*\n|\n(?=\|))*)")
@@ -180,7 +236,7 @@ def test_the_command(
     tables.main()
     assert "majority" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["tables", "nothing", str(path)])
-    with pytest.raises(SystemExit, match="attacks,rules,labels,language,options"):
+    with pytest.raises(SystemExit, match="attacks,rules,labels,language,local,options"):
         tables.main()
 
 

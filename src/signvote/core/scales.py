@@ -3,6 +3,7 @@
     s = mean |p|        of a tensor, as a code of 8 bits
     code                (4 + code mod 4) 2^(floor(code / 4) - 18)          -128 is 0
     e <- p - s sign(p)  the residual: what the signs, each times s, leave out
+    x - e               where the worker's next local steps start
 
 Codes cover 3.6e-15 to 57,344 in steps of at most a quarter. Rounding a scale loses nothing: the residual keeps the
 difference. The value of a code is a small integer times a power of two, so that weighted sums of them are exact.
@@ -85,6 +86,20 @@ def overlap(segment: Segment, first: int, stop: int) -> int:
 def unsent(signal: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
     """What signs, each times its scale, leave out of a signal: e <- p - s sign(p)."""
     return signal - scale.to(signal) * signs
+
+
+def own_start(x: Tensor, residual: Tensor | None) -> Tensor:
+    """Where the local steps of a worker start: x - e, with the part of its change that no vote has carried yet.
+
+    So a gradient is that of parameters which hold all of the worker's own steps. From x itself a worker would repeat
+    steps that are only delayed.
+
+    Args:
+        x: the parameters of the last vote, the same for all workers.
+        residual: e; None: nothing yet.
+
+    """
+    return x.clone() if residual is None else x - residual.to(x)
 
 
 def restored(residual: Tensor, signs: Tensor, scale: Tensor, limit: Tensor | None) -> Tensor:

@@ -57,7 +57,8 @@ class Worker:
         feedback: add the residual, the part that this round's signs left out, to the next signal.
         corrects: votes are corrections: with the rule "mean".
         scales: ballots carry a scale for each tensor: with `ScaledVotes`. The `.grad` are then the change of the
-            parameters over local steps, before less after, and `apply` takes the outer step.
+            parameters over local steps, before less after, and `apply` takes the outer step. Start these steps from
+            `signvote.core.scales.own_start(parameters, worker.encoder.memory.residual)`.
         outer_momentum: of the outer step.
         decay: weight decay; every worker has the parameters, so it needs no vote.
         factors: what the step and the decay of a parameter are multiplied by, by name; see `signvote.factors`.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from signvote.core.layout import Layout, trainable
-from signvote.sim.population import generator
+from signvote.sim.population import generator, seeded
 from signvote.tasks import Batch, Data, OutputLoss, Task
 from signvote.tasks.metrics import Score, need_outputs, right
 
@@ -57,10 +57,7 @@ class Gradients:
         self.flat.zero_()
         self.model.train()
         device = self.x.device
-        forked = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=forked):
-            dropout = generator(*seed, 0)
-            torch.manual_seed(dropout.initial_seed())
+        with seeded(device, *seed, 0):
             augmentation = generator(*seed, 1)
             draws = self.task.draw(len(indices), augmentation)
             if draws is not None:

@@ -1,6 +1,7 @@
 """Workers that take local steps: each trains by itself for a while, and votes on the change of its parameters.
 
-    change = x - inner(x)       over H steps of its own optimizer, from the parameters of the last vote
+    start = x - e               x: the parameters of the last vote, e: what this worker's votes have left out
+    change = start - inner(start)       over H steps of its own optimizer
 
 The model is shared: a worker's parameters are copied back before the next worker's turn. The optimizers, with their
 state, stay with their workers; they are PyTorch's, so that ranks of torch.distributed compute the same bits.
@@ -19,6 +20,7 @@ from signvote.core.ballot import Ballot, limits_of, scales_of
 from signvote.core.groups import Factors, factors
 from signvote.core.outer import Outer
 from signvote.core.parts import clipped
+from signvote.core.scales import own_start
 from signvote.core.vote import Votes
 from signvote.kernels import Planes
 from signvote.sim.config import Config
@@ -61,12 +63,15 @@ class Locally(OneByOne):
 
     def _gradient(self, worker: int, t: int) -> Tensor:
         """The change over the local steps of a worker, in place of a gradient: a view, valid until the next call."""
-        start = self.gradients.x.clone()
+        x = self.gradients.x
+        voted = x.clone()
+        start = own_start(voted, self.encoders[worker].memory.residual)
+        x.copy_(start)
         steps = self.work.config.local_steps or 1
         for number in range((t - 1) * steps + 1, t * steps + 1):
             self._local_step(worker, number, t)
-        change = start - self.gradients.x
-        self.gradients.x.copy_(start)
+        change = start - x
+        x.copy_(voted)
         if self.work.config.rule == "sparseloco":
             residual = self._unsent.get(worker, torch.zeros_like(change))
             change, self._unsent[worker] = compressed(change, residual)

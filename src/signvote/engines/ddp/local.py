@@ -1,6 +1,7 @@
 """Local steps and then a vote: each rank trains by itself, and every so often all vote on what has changed.
 
-    p = (x - inner(x)) + e          x: the parameters of the last vote; inner: the steps of this rank's optimizer
+    y = x - e                       x: the parameters of the last vote, e: what this rank's votes have left out
+    p = (y - inner(y)) + e          inner: the steps of this rank's optimizer
     all send sign(p), and for each tensor s = mean |p|;  e <- p - s sign(p)
     all get sign(q), and for each tensor S = mean |q|    of the weighted mean q of all s sign(p): see core/scaled.py
     b <- momentum b + S sign(q)
@@ -26,6 +27,7 @@ from signvote.core.outer import Outer
 from signvote.core.rule import Rule
 from signvote.core.rules import make_rule
 from signvote.core.scaled import ScaledVotes
+from signvote.core.scales import own_start
 from signvote.core.trust import State
 from signvote.engines.ddp.local_poll import LocalPoll
 from signvote.engines.ddp.modules import Surroundings
@@ -52,9 +54,10 @@ class Begun(NamedTuple):
 class LocalVote(Voting):
     """Any optimizer with a vote on the parameters after every few steps: one bit per parameter and vote each way.
 
-    Between votes nothing is sent. A vote moves all ranks to the same parameters, from which they continue. DDP's
-    all-reduce is turned off for these parameters. Without torch.distributed it is a world of one. Ranks may take
-    different numbers of steps: a slow one can vote after fewer.
+    Between votes nothing is sent. A vote moves all ranks to the same parameters. At the next forward pass in training a
+    rank adds what its votes have left out so far, and continues from there. DDP's all-reduce is turned off for these
+    parameters. Without torch.distributed it is a world of one. Ranks may take different numbers of steps: a slow one
+    can vote after fewer.
 
     Args:
         optimizer: takes the local steps; its parameters are voted on. Give it, not this one, to a scheduler.
@@ -112,8 +115,10 @@ class LocalVote(Voting):
         self.outer = Outer(step=step, momentum=momentum)
         self.batch_size = batch_size
         self.steps = 0  # since the last vote
-        self._surroundings = Surroundings([p for each in optimizer.param_groups for p in each["params"]])
         self._begun: Begun | None = None
+        self._is_own = False  # whether the parameters are this rank's own; after a vote they are everybody's
+        parameters = [p for each in optimizer.param_groups for p in each["params"]]
+        self._surroundings = Surroundings(parameters, self._begin)
         self._change: list[Tensor] | None = None  # of a vote that has not succeeded yet
         self._make_rule = partial(_scaled_rule, rule, options)
         self._make_poll = partial(
@@ -162,6 +167,7 @@ class LocalVote(Voting):
     @not_compiled
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take a local step; after every `every`-th hold a vote, as all ranks do then."""
+        self._surroundings.stop_looking()
         self._begin()
         loss: float | None = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         self.steps += 1
@@ -171,11 +177,19 @@ class LocalVote(Voting):
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Before the first step after a vote, note the parameters; anybody may have changed them since."""
-        self._surroundings.stop_looking()
+        """Before the first pass after a vote, note the parameters, which anybody may have changed, and start from y."""
+        if self._is_own or self._change is not None:
+            return
         votes = self._votes()
-        if self.steps == 0:
-            copy_all_(votes.views, [p.detach() for p in votes.parameters])
+        locals_ = [p.detach() for p in votes.parameters]
+        copy_all_(votes.views, locals_)
+        copy_all_(locals_, self._own_start(votes))
+        self._is_own = True
+
+    def _own_start(self, votes: Begun) -> list[Tensor]:
+        """Where the local steps start: y, in the shapes of the parameters."""
+        start = own_start(votes.start, votes.poll.sender.memory.residual)
+        return [start[s.start : s.stop].view(s.shape) for s in votes.poll.layout.segments]
 
     @torch.no_grad()
     def vote(self) -> None:
@@ -184,11 +198,13 @@ class LocalVote(Voting):
         A rank whose change is not finite abstains, and its optimizer starts anew. After an EngineError, calling this
         again repeats the vote with the same change.
         """
+        self._surroundings.stop_looking()
         self._begin()
-        poll, parameters, start, views = self._votes()
+        votes = self._votes()
+        poll, parameters, start, views = votes
         locals_ = [p.detach() for p in parameters]
         if self._change is None:
-            self._change = [view - p for view, p in zip(views, locals_, strict=True)]
+            self._change = [y - p for y, p in zip(self._own_start(votes), locals_, strict=True)]
         else:
             poll.begin()
         copy_all_(locals_, views)  # ranks are equal again, which the vote checks
@@ -200,6 +216,7 @@ class LocalVote(Voting):
         if self.worker_id in self.report.abstained:
             self.optimizer.state.clear()
         self._change = None
+        self._is_own = False
         self.steps = 0
 
     def _declared(self) -> int:
@@ -219,6 +236,7 @@ class LocalVote(Voting):
             "version": VERSION,
             "optimizer": self.optimizer.state_dict(),
             "steps": self.steps,
+            "is_own": self._is_own,
             "start": self._votes().start.clone(),
             "outer": self.outer.state_dict(),
             "votes": self.poll.state_dict(),
@@ -241,6 +259,7 @@ class LocalVote(Voting):
         self.outer.load_state_dict(states[0]["outer"], start)
         own = [state for state in states if state["votes"]["worker"] == self.worker_id]
         self.steps = own[0]["steps"] if own else 0
+        self._is_own = own[0]["is_own"] if own else False
         self._change = None
         if own:
             self.optimizer.load_state_dict(own[0]["optimizer"])

@@ -1,7 +1,8 @@
-"""The modules around the parameters: an optimizer gets parameters only, and two things are about modules.
+"""The modules around the parameters: an optimizer gets parameters only, and three things are about modules.
 
     how many samples a gradient comes from    counted as batches pass through the modules
     DistributedDataParallel                   must not average gradients before the vote
+    the first forward pass after a vote       starts from the rank's own parameters: see LocalVote
 
 The modules are found among all objects that Python tracks. A wrapper may be made after the optimizer, so the search is
 repeated at the first gradient, before DDP can send one.
@@ -10,9 +11,11 @@ repeated at the first gradient, before DDP can send one.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakMethod
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -52,6 +55,32 @@ def _reach(holder: Holder) -> tuple[int, int]:
     return holder.held, len(list(holder.module.modules()))
 
 
+class BeforePass:
+    """Calls a method before each forward pass in training that is to have gradients.
+
+    It does not keep the method's object alive, and a copy of the module calls nothing.
+
+    Args:
+        module: that is called.
+        method: of an object, without arguments.
+
+    """
+
+    def __init__(self, module: nn.Module | None = None, method: Callable[[], None] | None = None) -> None:
+        self._method = None if method is None else WeakMethod(method)
+        if module is not None:
+            module.register_forward_pre_hook(self._on_pass)
+
+    def _on_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        method = None if self._method is None else self._method()
+        is_training = module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if method is not None and is_training:
+            method()
+
+    def __reduce__(self) -> tuple[type[BeforePass], tuple[()]]:
+        return BeforePass, ()
+
+
 class Surroundings:
     """The modules that hold some parameters. Samples are counted in them, and DDP is kept from averaging.
 
@@ -60,10 +89,12 @@ class Surroundings:
 
     Args:
         parameters: that are voted on.
+        before_pass: a method to call before a forward pass in training; None: nothing.
 
     """
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], before_pass: Callable[[], None] | None = None) -> None:
+        self._before_pass = before_pass
         self.silenced: list[DistributedDataParallel] = []
         self._parameters = parameters
         self.modules: list[nn.Module] = []  # that hold some of the parameters
@@ -92,6 +123,10 @@ class Surroundings:
         whole = [holder.module for holder in holders if holder.held == len(self._parameters)]
         parts = list(whole[-1].children()) if whole else [holder.module for holder in holders]
         modules = (*whole, *parts)
+        if self._before_pass is not None:
+            for module in modules:
+                if module not in self._counts:
+                    BeforePass(module, self._before_pass)
         self._counts = {module: self._counts.get(module) or self._new_count(module) for module in modules}
         voted = {id(parameter) for parameter in self._parameters}
         for holder in holders:

@@ -7,8 +7,7 @@ it returns numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from signvote.sim.joint.crew import Crew, NotTogetherError
 from signvote.sim.joint.layers import SideBySide
 from signvote.sim.joint.parts import Parts
 from signvote.sim.machine import Machine
-from signvote.sim.population import generator
+from signvote.sim.population import generator, seeded
 from signvote.tasks import Batch, OutputLoss, Task
 from signvote.tasks.data import mapped
 from signvote.tasks.metrics import finished, sums_of
@@ -116,9 +115,9 @@ class JointPass:
         )
         seed = (*seeds[0], 2)
         if self._replay is None:
-            with _seeded(seed, self.device):
+            with seeded(self.device, *seed):
                 self._replay = captured(self._forward_and_back, self.device)
-        with _seeded(seed, self.device):
+        with seeded(self.device, *seed):
             self._replay()
         return self.matrix
 
@@ -183,15 +182,6 @@ class JointPass:
         if error > TOLERANCE * one.flat.norm():  # not if one is not a number
             return "its model mixes samples of different workers"
         return ""
-
-
-@contextmanager
-def _seeded(seed: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Seed torch's own random numbers, such as dropout's, for a while."""
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(generator(*seed).initial_seed())
-        yield
 
 
 class Training:
