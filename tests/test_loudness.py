@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,13 @@ from signvote.core import chunks as chunks_module
 from signvote.core import loudness as loudness_module
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
-from signvote.core.discord import accord, compared
+from signvote.core.discord import compared
 from signvote.core.joining import check_splits
 from signvote.core.loudness import ONE, Loudness
 from signvote.core.mean import Mean
-from signvote.core.pairs import agreement
 from signvote.core.trust import Evidence
 from signvote.core.vote import Voters, Votes, empty_decision
-from signvote.kernels import Coin, Planes
-from signvote.kernels.reference import pack
+from signvote.kernels import Coin
 from signvote.sim import Config
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
@@ -121,95 +118,6 @@ def test_the_equation_of_the_factor() -> None:
     alike = compared(torch.ones(2, N))
     rule.learn(Evidence(workers=workers, mismatches=nothing, cast=nothing, beliefs=sums, **alike._asdict()))
     assert rule.factors((8, 3, 5)).tolist() == [ONE, ONE // 4, ONE]  # (1.5 / 3)^2; a new worker is believed
-
-
-class Contradicted(Federation):
-    """Workers of which the last one votes against the sum of the corrections of the others."""
-
-    def __init__(self, bound: float | None = 1.5) -> None:
-        super().__init__()
-        self.server = Server(LAYOUT, "mean", bound=bound)
-        self.honest = torch.zeros(N, dtype=torch.int32)
-        for worker in self.workers:
-            worker.encoder.encode = partial(self._encoded, worker.encoder.encode)  # type: ignore[method-assign]
-
-    def _encoded(self, encode: Any, *args: Any, **more: Any) -> Any:
-        planes = encode(*args, **more)
-        if encode.__self__ is self.workers[-1].encoder:
-            planes = planes._replace(signs=pack(self.honest < 0))
-            self.honest.zero_()
-        else:
-            self.honest += unpack_signs(planes, N)
-        return planes
-
-
-def test_a_worker_that_votes_against_all_corrections_has_no_weight() -> None:
-    shares = {}
-    for bound in (None, 1.5):
-        federation = Contradicted(bound)
-        for t in range(1, ROUNDS):
-            federation.round(t)
-        shares[bound] = right(federation)
-    found = loudness_of(federation.server)
-    factors = found.factors(range(M))
-    assert (factors[:-1] == ONE).all()
-    assert factors[-1] < 0.1 * ONE
-    differ, common = found.pairs.among(range(M))
-    assert accord(agreement(differ, common)[0])[-1] < 0.1  # however loud it is
-    assert shares[None] < shares[1.5] - 0.1
-
-
-@pytest.mark.parametrize("workers", [6, 30, 200])
-def test_votes_against_the_sum_are_found_with_any_number_of_workers_and_copies(workers: int) -> None:
-    signs = torch.randn(workers, 4096, generator=torch.Generator().manual_seed(2)).sign()
-    hostile = workers // 4
-    signs[-hostile:] = torch.where(signs[:-hostile].sum(0) < 0, 1.0, -1.0)
-    factor = accord(_agreement(signs))
-    assert (factor[:-hostile] == 1).all()
-    assert (factor[-hostile:] < 0.1).all()
-    order = torch.randperm(workers, generator=torch.Generator().manual_seed(3))
-    assert torch.allclose(accord(_agreement(signs[order])), factor[order])
-
-
-def _agreement(signs: Tensor, at: Tensor | None = None) -> Tensor:
-    differ, common = compared(signs, at)
-    return agreement(differ.double(), common.double(), at)
-
-
-def test_one_worker_cannot_take_the_weight_of_many() -> None:
-    """It contradicts one honest worker in all that it says, and so itself too."""
-    signs = torch.randn(15, 4096, generator=torch.Generator().manual_seed(2)).sign()
-    signs[-1] = -signs[0]
-    assert (accord(_agreement(signs))[:-1] == 1).all()
-
-
-def test_of_many_workers_some_are_witnesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loudness_module, "WITNESSES", 6)
-    rule = Mean(LAYOUT, bound=1.5)
-    assert rule.trust is not None
-    for t in range(1, 15):
-        out = empty_decision(N, Coin(t, 0))
-        evidence = rule.vote(out, _votes(9, absent=4, seed=t), Coin(t, 0)).sent()()
-        assert evidence.differ is not None
-        assert evidence.differ.shape == (8, 6)
-        assert evidence.witnesses is not None
-        assert 4 not in evidence.witnesses
-        rule.learn(evidence)
-    factors = rule.trust.factors(evidence.workers)
-    assert (factors[:-1] > 5 * factors[-1]).all()
-
-
-def _votes(workers: int, absent: int, seed: int) -> Votes:
-    """Random votes; those of the last worker are against the sum of the others'."""
-    signs = torch.randn(workers, N, generator=torch.Generator().manual_seed(seed)).sign()
-    signs[-1] = -signs[:-1].sum(0)
-    return Votes(
-        workers=tuple(range(workers)),
-        claims=torch.zeros(workers, len(LAYOUT.segments), dtype=torch.int8),
-        planes=Planes(pack(signs > 0), None),
-        n=N,
-        present=torch.arange(workers) != absent,
-    )
 
 
 def test_a_server_that_owns_nothing_hears_nothing() -> None:
