@@ -76,6 +76,14 @@ def _agreement(signs: Tensor, at: Tensor | None = None) -> Tensor:
     return agreement(differ.double(), common.double(), at)
 
 
+def test_copies_cannot_take_the_weight_of_those_whom_they_contradict() -> None:
+    signs = torch.randn(15, 4096, generator=torch.Generator().manual_seed(2)).sign()
+    signs[-3:] = torch.where(signs[:3].sum(0) < 0, 1.0, -1.0)  # C is -1/2 with each of three
+    factor = accord(_agreement(signs))
+    assert (factor[:-3] == 1).all()
+    assert (factor[-3:] < 0.8).all()
+
+
 def test_one_worker_cannot_take_the_weight_of_many() -> None:
     """It contradicts one honest worker in all that it says, and so itself too."""
     signs = torch.randn(15, 4096, generator=torch.Generator().manual_seed(2)).sign()
@@ -98,12 +106,14 @@ def test_the_equations_of_the_page_are_who_is_heard() -> None:
     c = agreed / (common + 1000)
     loudness = h.abs().mean(1)
     f = torch.ones(workers)
+    copies = [1 + sum(max(0.0, float(c[k, j])) for j in range(workers) if j != k) for k in range(workers)]
     for _ in range(3):
+        v = [f[k] / copies[k] for k in range(workers)]
         d = torch.zeros(workers)
         for m in range(workers):
             others = [k for k in range(workers) if k != m]
-            weighed = sum(f[k] * max(0.0, -float(c[m, k])) for k in others)
-            d[m] = workers**0.5 * weighed / sum(f[k] for k in others)
+            weighed = sum(v[k] * max(0.0, -float(c[m, k])) for k in others)
+            d[m] = workers**0.5 * weighed / sum(v[k] for k in others)
         f = (0.35 / d).clamp_max(1) ** 4
     wanted = (f * (1.5 / loudness).clamp_max(1) ** 2 * ONE).clamp_min(1)
     assert (rule.trust.factors(range(workers)) - wanted).abs().max() < 1

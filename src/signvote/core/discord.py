@@ -1,14 +1,15 @@
 """Who contradicts the others, where votes are corrections: pairs of workers on a sample of the coordinates.
 
     C_mk = mean of b_m b_k                                  over about 32 rounds
-    d_m  = sqrt(M) sum_k f_k max(0, -C_mk) / sum_k f_k      M: number of workers; over the others k
+    d_m  = sqrt(M) sum_k v_k max(0, -C_mk) / sum_k v_k      M: number of workers; over the others k
+    v_k  = f_k / (1 + sum_j max(0, C_kj))                   j: the others of k, so copies share one voice
     f_m  = min(1, LIMIT / d_m)^4                            three times, from f = 1
 
 Where workers own different data, their gradients contradict each other. Their corrections do not. These carry how a
 gradient changes, and rounding errors. Rounding errors of different workers are independent, and a step of the model
 changes the gradients of all of them alike. A worker that votes against the sum of M independent votes differs from
 each of them: C is about -0.8 / sqrt(M), so d is 0.8 with any number of workers. One that was found so does not
-count against others. Nobody gains by agreement, so copies of a worker gain nothing.
+count against others, and workers that push together count as one. Nobody gains by agreement.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ def accord(c: Tensor, at: Tensor | None = None) -> Tensor:
         return factor
     rows = torch.arange(workers) if at is None else at
     against = (-c).clamp_min(0)
+    copies = 1 + c[rows].clamp_min(0).sum(1)
     for _ in range(REPEATS):
-        heard = factor[rows]
+        heard = factor[rows] / copies
         itself = torch.zeros_like(factor).index_copy(0, rows, heard)
         others = heard.sum() - itself
         d = math.sqrt(workers) * (against * heard).sum(1) / others
