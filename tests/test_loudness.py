@@ -250,11 +250,26 @@ def case_of(world: int) -> Config:
     return config("mean", world, 10, decay=0.5, options={"bound": 1.0})
 
 
-def ranks(rank: int, world: int) -> list[int]:
-    return Script(rank, case_of(world)).train(10)
+def ranks(rank: int, world: int) -> tuple[list[int], list[float]]:
+    script = Script(rank, case_of(world))
+    sums = script.train(10)
+    return sums, _pairs(script.optimizer.poll.server)
+
+
+def _pairs(server: Server) -> list[float]:
+    """How often workers differed."""
+    differ, _ = loudness_of(server).pairs.among(range(3))
+    counted: list[float] = differ.flatten().tolist()
+    return counted
 
 
 def test_torch_distributed_equals_the_simulator(tmp_path: Path) -> None:
     wanted = simulated(case_of(3))
     assert wanted != simulated(config("mean", 3, 10, decay=0.5))  # it does something here
-    assert together(3, ranks, folder=tmp_path) == [wanted] * 3
+    run = Run(case_of(3), task())
+    for _ in range(10):
+        run.step()
+    assert run.server is not None
+    pairs = _pairs(run.server)
+    assert max(pairs) > 0
+    assert together(3, ranks, folder=tmp_path) == [(wanted, pairs)] * 3
