@@ -113,11 +113,15 @@ def test_the_server_knows_what_it_believes_of_each_worker() -> None:
 def test_the_equation_of_the_factor() -> None:
     rule = Loudness(LAYOUT, 1.5)
     workers = (3, 8)
-    sums = torch.tensor([[3 * 64 * N], [64 * N]])
+    sums = torch.tensor([[6 * 64 * N], [64 * N]])
     nothing = torch.zeros(2, 1, dtype=torch.int64)
     alike = compared(torch.ones(2, N))
     rule.learn(Evidence(workers=workers, mismatches=nothing, cast=nothing, beliefs=sums, **alike._asdict()))
-    assert rule.factors((8, 3, 5)).tolist() == [ONE, ONE // 4, ONE]  # (1.5 / 3)^2; a new worker is believed
+    assert rule.factors((8, 3, 5)).tolist() == [
+        ONE,
+        ONE // 64,
+        ONE,
+    ]  # (1.5 / 6)^2 (3 / 6)^2; a new worker is believed
 
 
 def test_a_server_that_owns_nothing_hears_nothing() -> None:

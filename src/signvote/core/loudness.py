@@ -2,10 +2,10 @@
 
     h <- a h + S b                   as the worker does, on a secret sample of the coordinates
     l = mean |h| / S                 about 1 for a worker that says what it wants: then h follows m, and S is mean |m|
-    factor = min(1, bound / l)^2     of the weight of its corrections from the next round on
+    factor = min(1, bound / l)^2 min(1, 2 bound / l)^2      of the weight of its corrections from the next round on
 
 A worker that pushes against what is decided never gets what it asks for. So it votes the same way in every round, h
-grows to 1 / (1 - a) = 32 times its scale, and its factor falls to 1/500. A worker that keeps l below the bound is as
+grows to 1 / (1 - a) = 32 times its scale, and its factor falls to 1/50,000. A worker that keeps l below the bound is as
 loud as it claims to be, which is at most twice the median claim. It may still choose a few coordinates and be loud
 there.
 
@@ -40,7 +40,8 @@ from signvote.kernels.reference import chances
 COUNT = 1024  # coordinates of the sample, of a larger model
 UNITS = 64  # in which |h| / S is counted
 MOST = 2**12  # of |h| / S in units; more counts as this
-ONE = 256  # a factor of 1
+ONE = 2**16  # a factor of 1
+FAR = 2.0  # times the bound: who is louder is hardly heard
 WITNESSES = 500  # with whom each worker is compared, if there are more
 
 
@@ -81,12 +82,13 @@ class Loudness:
         self._owned = torch.stack(inside).any(0) if inside else torch.zeros_like(self._owned)
 
     def factors(self, workers: Sequence[int]) -> Tensor:
-        """By what the weights of these workers are multiplied, (workers,) int64; 256 is a factor of 1."""
+        """By what the weights of these workers are multiplied, (workers,) int64; in units of 1 / ONE."""
         unheard = len(self.index)
         rows = [self.index.get(worker, unheard) for worker in workers]
         sums = pad(self.sums, (0, 1))[rows]
         loudness = sums.double() / (UNITS * len(self.sample))
-        factor = (self.bound / loudness).clamp_max(1) ** 2
+        ratio = self.bound / loudness
+        factor = ratio.clamp_max(1) ** 2 * (FAR * ratio).clamp_max(1) ** 2
         return (ONE * factor * self._accord(workers)).round().long().clamp_min(1)
 
     def _accord(self, workers: Sequence[int]) -> Tensor:

@@ -69,7 +69,7 @@ class Mean(Rule):
         return (self._sizes(voters) * self._factors(voters) // ONE).int()
 
     def _factors(self, voters: Voters) -> Tensor:
-        """f, (workers, 1), in units of 1 / 256."""
+        """f, (workers, 1), in units of 1 / ONE."""
         if self.trust is None:
             return torch.full((len(voters.workers), 1), ONE)
         return self.trust.factors(voters.workers)[:, None]
