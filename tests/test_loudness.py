@@ -14,6 +14,7 @@ from signvote.core import chunks as chunks_module
 from signvote.core import loudness as loudness_module
 from signvote.core.ballot import parse
 from signvote.core.bits import unpack_signs
+from signvote.core.discord import compared
 from signvote.core.joining import check_splits
 from signvote.core.loudness import ONE, Loudness
 from signvote.core.mean import Mean
@@ -112,10 +113,15 @@ def test_the_server_knows_what_it_believes_of_each_worker() -> None:
 def test_the_equation_of_the_factor() -> None:
     rule = Loudness(LAYOUT, 1.5)
     workers = (3, 8)
-    sums = torch.tensor([[3 * 64 * N], [64 * N]])
+    sums = torch.tensor([[6 * 64 * N], [64 * N]])
     nothing = torch.zeros(2, 1, dtype=torch.int64)
-    rule.learn(Evidence(workers=workers, mismatches=nothing, cast=nothing, beliefs=sums))
-    assert rule.factors((8, 3, 5)).tolist() == [ONE, ONE // 4, ONE]  # (1.5 / 3)^2; a new worker is believed
+    alike = compared(torch.ones(2, N))
+    rule.learn(Evidence(workers=workers, mismatches=nothing, cast=nothing, beliefs=sums, **alike._asdict()))
+    assert rule.factors((8, 3, 5)).tolist() == [
+        ONE,
+        ONE // 64,
+        ONE,
+    ]  # (1.5 / 6)^2 (3 / 6)^2; a new worker is believed
 
 
 def test_a_server_that_owns_nothing_hears_nothing() -> None:
@@ -179,6 +185,7 @@ def test_shards_decide_as_one_server_and_their_states_join(monkeypatch: pytest.M
         assert total.beliefs is not None
         assert evidence.beliefs is not None
         assert torch.equal(total.beliefs, evidence.beliefs)
+        assert torch.equal(total.differ, evidence.differ)  # type: ignore[arg-type]
         for rule in (whole, *halves):
             rule.learn(total)
     joined = Mean(LAYOUT, bound=1.5, secret=7)
@@ -247,11 +254,26 @@ def case_of(world: int) -> Config:
     return config("mean", world, 10, decay=0.5, options={"bound": 1.0})
 
 
-def ranks(rank: int, world: int) -> list[int]:
-    return Script(rank, case_of(world)).train(10)
+def ranks(rank: int, world: int) -> tuple[list[int], list[float]]:
+    script = Script(rank, case_of(world))
+    sums = script.train(10)
+    return sums, _pairs(script.optimizer.poll.server)
+
+
+def _pairs(server: Server) -> list[float]:
+    """How often workers differed."""
+    differ, _ = loudness_of(server).pairs.among(range(3))
+    counted: list[float] = differ.flatten().tolist()
+    return counted
 
 
 def test_torch_distributed_equals_the_simulator(tmp_path: Path) -> None:
     wanted = simulated(case_of(3))
     assert wanted != simulated(config("mean", 3, 10, decay=0.5))  # it does something here
-    assert together(3, ranks, folder=tmp_path) == [wanted] * 3
+    run = Run(case_of(3), task())
+    for _ in range(10):
+        run.step()
+    assert run.server is not None
+    pairs = _pairs(run.server)
+    assert max(pairs) > 0
+    assert together(3, ranks, folder=tmp_path) == [(wanted, pairs)] * 3

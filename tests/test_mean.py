@@ -203,7 +203,7 @@ def test_the_equations_of_the_page_are_what_is_decided(bound: float | None) -> N
             loudness = (h.abs() / scale).mean(1, keepdim=True)
             f = (bound / loudness).clamp_max(1) ** 2
         signs = unpack_signs(parse(federation.round(t), layout=LAYOUT, run=0).planes(), N)
-        clear = mean.abs() > 0.02 * scale.max()  # a factor has 8 binary digits
+        clear = mean.abs() > 0.02 * scale.max()
         assert clear.float().mean() > 0.5
         assert torch.equal(signs[clear], mean[clear].sign().to(torch.int8))
     assert bool((f < 1).any()) == (bound is not None)

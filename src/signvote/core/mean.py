@@ -29,12 +29,13 @@ class Mean(Rule):
         G <- a G + sum_m w_m f_m S_m b_m / sum_m w_m        decision = sign(G)
 
     w is the declared batch size, or 1 for all if a worker declares none. G is a number per coordinate, whatever the
-    number of workers. f is 1, or with a bound less for a worker that pushes harder than it claims; see loudness.py.
+    number of workers. f is 1, or with a bound less for a worker that pushes harder than it claims (loudness.py) or
+    contradicts the corrections of the others (discord.py).
 
     Args:
         layout: of the model.
         bound: how hard a worker may push, relative to its scale; 1.5 where workers may attack. None: any.
-        secret: chooses the coordinates on which that is measured; use a random number that workers do not know.
+        secret: chooses the coordinates on which both are measured; use a random number that workers do not know.
 
     """
 
@@ -68,7 +69,7 @@ class Mean(Rule):
         return (self._sizes(voters) * self._factors(voters) // ONE).int()
 
     def _factors(self, voters: Voters) -> Tensor:
-        """f, (workers, 1), in units of 1 / 256."""
+        """f, (workers, 1), in units of 1 / ONE."""
         if self.trust is None:
             return torch.full((len(voters.workers), 1), ONE)
         return self.trust.factors(voters.workers)[:, None]
@@ -110,20 +111,17 @@ class Mean(Rule):
         out.signs.copy_(self._integrated(step, powers, votes.first, coin))  # with a coin all are decided
         if votes.present is not None:
             counts = counts * votes.present[:, None]
-        return Evidence(
+        evidence = Evidence(
             workers=votes.workers,
             mismatches=counts[0],
             cast=counts[1],
-            beliefs=self._beliefs(votes, powers),
             present=votes.present,
         )
-
-    def _beliefs(self, votes: Votes, powers: Powers) -> Tensor | None:
-        """How loud workers are on some coordinates; None: nobody listens."""
         if self.trust is None:
-            return None
+            return evidence
         assert votes.claims is not None
-        return self.trust.hear(votes, own(votes.claims, self.scale(votes)), powers.weights.any())
+        exponents = own(votes.claims, self.scale(votes))
+        return self.trust.hear(evidence, votes, exponents, powers.weights.any())
 
     def conclude(self, out: Planes, tally: Tally, voters: Voters, coin: Coin | None) -> Planes:
         """See Rule. Votes are compared with those of most workers."""
