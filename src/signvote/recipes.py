@@ -20,7 +20,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "zeros": "abstain",
     },
     "text": {
-        "step": 2e-3,
+        "step": 4e-3,
         "momentum": 0.9,
         "polar": True,
         "schedule": "cosine",
