@@ -141,7 +141,7 @@ if options.adamw:
     if world > 1:
         net = DistributedDataParallel(gpt)
 else:
-    # Workers exchange signs: of a matrix those of the polar factor of its momentum, in which all directions count alike.
+    # Workers exchange signs: of a matrix those of the polar factor of its momentum, where all directions count alike.
     optimizer = signvote.Vote(groups, momentum=recipe["momentum"], polar=True)
 
 
