@@ -50,11 +50,12 @@ class Row:
         return mean_text(experiment.metric, mean_of(values), spread_of(values))
 
     def settings(self, population: str) -> str:
-        """Its step, momentum and decay."""
+        """Its step, momentum and decay, and whether it sends the signs of polar factors."""
         if population not in self.cells:
             return ""
         settings = self.cells[population].settings
-        return ", ".join(f"{settings[name]:g}" for name in SETTINGS)
+        numbers = [f"{settings[name]:g}" for name in SETTINGS]
+        return ", ".join([*numbers, "polar"] if settings["polar"] else numbers)
 
     def bytes_up(self) -> str:
         """What a worker sends in a round, in bytes per parameter."""

@@ -152,6 +152,7 @@ def make_optimizer(model: nn.Module, config: Config, **more: Any) -> Vote:
 
 def _settings(config: Config) -> dict[str, Any]:
     settings: dict[str, Any] = {"momentum": config.momentum, "interpolation": config.interpolation}
+    settings["polar"] = config.polar
     settings |= {"zeros": config.zeros, "run": config.seed, "top": config.top, "feedback": config.feedback}
     settings["chunk"] = 1280
     return settings | config.options

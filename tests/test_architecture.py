@@ -30,7 +30,7 @@ NAMES = [room.name for room in ROOMS]
 SEVERAL = {
     "bench": ("bench", "bench_cuda"),
     "cli": ("cli", "__main__"),
-    "shared": ("errors", "names", "formats", "atomic", "metrics", "spool"),
+    "shared": ("errors", "names", "formats", "atomic", "metrics", "spool", "recipes"),
 }  # rooms of several modules; any other room is a module or a package
 Calls = list[tuple[str, str]]
 ENGINES = ("Simulator, one by one", "Simulator, joint pass", "torch.distributed", "Flower")

@@ -94,7 +94,7 @@ def test_the_help_has_groups_and_says_what_a_default_comes_to() -> None:
         shown.index(text) for text in ("What to train.", "Who takes part", "How votes", "Where to compute")
     ]
     assert places == sorted(places)
-    assert "--step FLOAT Step size. (default: tuned 0.003, paper 0.001;" in shown
+    assert "--step FLOAT Step size. (default: tuned 0.003, text " in shown
     assert "(default: a sixth of --rounds, at most 50)" in shown
     assert "None" not in shown
 

@@ -98,6 +98,7 @@ def test_votes_that_travel_in_turns_equal_the_simulator(world: int, tmp_path: Pa
 SENDING: list[dict[str, Any]] = [
     {"top": 0.5, "top_end": 0.01},
     {"feedback": True, "clip": 0.1},
+    {"polar": True},
     {"top": 0.3, "feedback": True, "momentum": 0.0, "interpolation": 0.5},
 ]
 

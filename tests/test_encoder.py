@@ -104,6 +104,7 @@ ENCODINGS = [
     Encoding(momentum=0.99, interpolation=0.9, feedback=True),
     Encoding(momentum=0.9, clip=0.1),
     Encoding(feedback=True),
+    Encoding(momentum=0.9, polar=True),
     Encoding(momentum=0.9, top=0.1, feedback=True),
     Encoding(top=0.01, zeros="abstain"),
 ]
@@ -115,15 +116,16 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def test_rows_are_encoded_as_each_worker_alone(encoding: Encoding, device: str) -> None:
     """Six rounds of three workers: the same planes and memory, bit for bit, whatever shares the matrix."""
     n = 70_001
+    layout = Layout([("matrix", (70, 1000)), ("bias", (1,))])
     together, alone = Memory(), [Memory() for _ in range(3)]
     for t in range(1, 7):
         gradients = torch.randn(3, n, generator=torch.Generator().manual_seed(t)).to(device)
         gradients[:, ::5] = 0
         coins = [coin_for(encoding.zeros, 0, t, m) for m in range(3)]
-        rows = encode(gradients, together, encoding, Coins.of(coins, device))
+        rows = encode(gradients, together, encoding, Coins.of(coins, device), layout=layout)
         together = rows.memory
         for m, coin in enumerate(coins):
-            one = encode(gradients[m].clone(), alone[m], encoding, coin)
+            one = encode(gradients[m].clone(), alone[m], encoding, coin, layout=layout)
             alone[m] = one.memory
             assert bool(one.finite)
             for mine, its in ((one.planes, rows.planes), (one.memory, rows.memory)):
@@ -183,6 +185,8 @@ def test_an_interpolation_out_of_range_or_with_corrections_is_refused() -> None:
         Encoding(interpolation=1.0)
     with pytest.raises(ConfigError, match="are of m itself: use interpolation=None"):
         Encoding(interpolation=0.5, corrects=True)
+    with pytest.raises(ConfigError, match="are of m itself: use interpolation=None and polar=False"):
+        Encoding(polar=True, corrects=True)
 
 
 @pytest.mark.parametrize("encoding", [Encoding(momentum=0.9), Encoding(momentum=0.9, interpolation=0.5)])

@@ -92,6 +92,7 @@ def test_nodes_and_server_hold_the_same_model() -> None:
     [
         ({}, {"momentum": 0.9}),
         ({}, {"momentum": 0.99, "interpolation": 0.9, "clip": 0.1}),
+        ({}, {"momentum": 0.9, "polar": True}),
         ({"rule": "mean"}, {"momentum": 0.9}),
         ({"rule": "mean", "bound": 1.0}, {"momentum": 0.9}),
     ],

@@ -83,9 +83,9 @@ def by_rules(rank: int, world: int) -> dict[Any, list[int]]:
 
 
 def sending(world: int) -> list[Config]:
-    """Error feedback; Lion's interpolation, where chunks leave one by one, with parameters that do not decay."""
+    """Error feedback; polar factors; Lion's interpolation, where chunks leave one by one, and some do not decay."""
     lion: dict[str, Any] = {"momentum": 0.99, "interpolation": 0.9, "decay": 0.5, "decays": "matrices"}
-    return [config("weighted", world, ROUNDS, **more) for more in ({"feedback": True}, lion)]
+    return [config("weighted", world, ROUNDS, **more) for more in ({"feedback": True}, {"polar": True}, lion)]
 
 
 def by_sending(rank: int, world: int) -> list[list[int]]:

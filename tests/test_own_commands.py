@@ -32,13 +32,14 @@ from signvote.tasks import Data, Task, rmse, squared_error
 number = 7
 
 
-def make(noise: float = 0.1, width: int = 0) -> Task:
+def make(noise: float = 0.1, recipe: str = "tuned") -> Task:
     """y = 3 x + noise."""
     torch.manual_seed(0)
     x = torch.randn(80, 1)
     data = Data(inputs=x, labels=3 * x + noise * torch.randn(80, 1))
     return Task(
-        name="line", train=data, test=data, model=lambda: nn.Linear(1, 1), loss=squared_error, metrics=(rmse("m"),)
+        name="line", train=data, test=data, model=lambda: nn.Linear(1, 1), loss=squared_error, metrics=(rmse("m"),),
+        recipe=recipe,
     )
 
 
@@ -85,6 +86,15 @@ def test_every_command_takes_a_task_by_its_function() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_task_names_the_recipe_of_runs_that_name_none() -> None:
+    options = {"recipe": "text"}
+    own = Config(task="mine.tasks:make", task_options=options, batch_sizes=(4, 8))
+    assert own.recipe == load_task("mine.tasks:make", options=options).recipe == "text"
+    assert Config(task="mine.tasks:make", task_options=options, recipe="paper").recipe == "paper"
+    assert Config(task="mine.tasks:make").recipe == "tuned"
+
+
+@pytest.mark.usefixtures("here")
 def test_a_comparison_makes_each_task_with_its_own_options(tmp_path: Path) -> None:
     configs = [
         config(task="mine.tasks:make", batch_sizes=(4, 8), task_options={"noise": noise})
@@ -107,7 +117,7 @@ def test_a_comparison_makes_each_task_with_its_own_options(tmp_path: Path) -> No
         ("mine.tasks:mak", {}, r"mine\.tasks has no function 'mak', but make, other"),
         ("mine.tasks:number", {}, "has no function 'number'"),
         ("mine.tasks:other", {}, "made int; wanted a signvote"),
-        ("mine.tasks:make", {"loud": 1}, r"takes \(noise: float = 0.1, width: int = 0\).*here are loud=1: got an un"),
+        ("mine.tasks:make", {"loud": 1}, r"takes \(noise: float = 0.1, recipe: .*\).*here are loud=1: got an un"),
         ("mnist-10k", {"loud": 1}, "task 'mnist-10k' takes no options; only a task given as MODULE:FACTORY does"),
         ("mine.tasks", {}, "there is no task 'mine.tasks'.* MODULE:FACTORY"),
     ],
@@ -171,6 +181,6 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_options_are_part_of_the_configuration() -> None:
-    mine = Config(task="a:b", rule="weighted", task_options={"noise": 1})
+    mine = Config(task="a:b", recipe="tuned", task_options={"noise": 1})
     assert Config.from_dict(mine.as_dict()) == mine
-    assert "task_options=" not in name_of(Config(task="a:b", rule="weighted"))
+    assert "task_options=" not in name_of(Config(task="a:b", recipe="tuned"))

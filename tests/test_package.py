@@ -28,6 +28,7 @@ LAYERS = [
     "atomic",
     "spool",
     "metrics",
+    "recipes",
     "settings",
     "results",
     "kernels",

@@ -9,17 +9,15 @@ import pytest
 
 from signvote.cli.commands import parse
 from signvote.cli.flags import settings_of
+from signvote.recipes import FLOATS, OF_TASKS, RECIPES, recipe_of
 from signvote.report.labels import train_command
 from signvote.results import COLUMNS
 from signvote.settings import (
-    FLOATS,
     FROM_RECIPE,
-    RECIPES,
     SETTINGS,
     completed,
     conditions,
     default_of,
-    recipe_of,
     unusual,
 )
 from signvote.sim import Config
@@ -30,6 +28,7 @@ OTHER: dict[str, Any] = {
     "task": "mnist", "rule": "majority", "recipe": "paper", "model": "mlp",
     "task_options": {"width": 8}, "mode": 4, "workers": 12, "total": 240,
     "batch_sizes": (4, 4), "rounds": 5, "seed": 3, "step": 0.5, "momentum": 0.5, "interpolation": 0.5, "clip": 0.5,
+    "polar": True,
     "schedule": "constant", "ramp": 0.5, "zeros": "abstain", "decay": 0.1, "decays": "all",
     "steps": {"*bias": 0.5}, "feedback": True, "top": 0.1, "top_end": 0.01,
     "local_steps": 30, "inner": "sgd", "beta2": 0.5, "outer_step": 0.5, "outer_momentum": 0.5,
@@ -100,7 +99,7 @@ def test_a_recipe_decides_what_has_no_default() -> None:
     left_open = [name for name, setting in SETTINGS.items() if default_of(setting) is FROM_RECIPE]
     for values in RECIPES.values():
         assert set(values) < set(left_open)
-    optional = set(left_open) - set(RECIPES["paper"]) - {"evaluate_every"}
+    optional = set(left_open) - set(RECIPES["paper"]) - {"recipe", "evaluate_every"}
     assert optional == {
         "model",
         "mode",
@@ -152,3 +151,20 @@ def test_the_page_has_the_command_that_repeats_a_run(name: str) -> None:
     line = train_command(config.as_dict())
     assert line[:2] == ["signvote", "train"]
     assert made(**settings_of(parse(line[1:]))) == config
+
+
+def test_the_command_names_the_recipe_of_a_task_of_ones_own() -> None:
+    """By itself, the task may have another one."""
+    own = made(task="my.tasks:make", recipe="tuned").as_dict()
+    assert train_command(own)[2:6] == ["--task", "my.tasks:make", "--recipe", "tuned"]
+
+
+def test_a_run_that_names_no_recipe_gets_the_one_of_its_task() -> None:
+    assert made().recipe == "tuned"
+    for task, recipe in OF_TASKS.items():
+        config = made(task=task)
+        assert config.recipe == recipe
+        assert config.ramp == RECIPES[recipe]["ramp"] != made().ramp
+        assert "recipe" not in unusual(config.as_dict())
+        assert made(task=task, recipe="tuned").recipe == "tuned"
+        assert conditions(made(task=task, recipe="tuned").as_dict())["recipe"] == "tuned"

@@ -289,8 +289,9 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
         ({"balancer": object()}, "members does not support a balancer"),
         ({"rule": "it-signsgd"}, "rule 'it-signsgd' keeps counters per coordinate"),
         ({"rule": "mean"}, "rule 'mean' keeps counters per coordinate"),
-        ({"feedback": True}, "members supports neither top nor feedback"),
-        ({"top": 0.1}, "members supports neither top nor feedback"),
+        ({"feedback": True}, "members supports neither top, feedback nor polar"),
+        ({"polar": True}, "members supports neither top, feedback nor polar"),
+        ({"top": 0.1}, "members supports neither top, feedback nor polar"),
         ({"overlap": True}, "members does not support overlap=True"),
     ],
 )

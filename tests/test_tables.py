@@ -110,6 +110,7 @@ def test_language_has_a_row_for_each_rule_and_a_column_for_each_population() -> 
     runs = [read_run("majority", 1.0 + seed / 100, seed) for seed in range(3)]
     runs += [read_run("majority", 1.4, 0, UNEQUAL, step=6e-4), read_run("weighted", 1.25, 0, UNEQUAL)]
     runs += [read_run("weighted", math.nan, 0, split="blocks"), read_run("adamw", 1.02, momentum=0.95)]
+    runs += [read_run("robust", 1.03, polar=True)]
     first, second = language(runs).split("\n\n")
     equal, unequal = "8 x 8", "7 x 1 + 1 x 57"
     heads = ["test loss (nats/byte), less is better", equal, unequal, f"{equal}, blocks"]
@@ -119,11 +120,13 @@ def test_language_has_a_row_for_each_rule_and_a_column_for_each_population() -> 
         ["majority", "**1.01 ± 0.01**", "1.4", "", "0.125"],
         ["weighted", "", "**1.25**", "1 of 1 diverged", "0.125"],
         ["adamw", "1.02", "", "", "4.000"],
+        ["robust", "1.03", "", "", "0.125"],
     ]
     assert cells(second)[2:] == [
         ["majority", "0.003, 0.9, 1", "0.0006, 0.9, 1", ""],
         ["weighted", "", "0.003, 0.9, 1", "0.003, 0.9, 1"],
         ["adamw", "0.003, 0.95, 1", "", ""],
+        ["robust", "0.003, 0.9, 1, polar", "", ""],
     ]
 
 

@@ -79,6 +79,7 @@ def test_data_that_does_not_fit_together(inputs: Any, labels: Any, text: str) ->
         ({"deviation": ()}, "2 means and 0 deviations"),
         ({"mean": (), "deviation": ()}, "0 means and 0 deviations for inputs with 2 channels"),
         ({"deviation": (1.0, 0.0)}, r"deviation is \(1.0, 0.0\); every one must be above 0"),
+        ({"recipe": "texts"}, "there is no recipe 'texts'; did you mean 'text'"),
         ({"samples_per_pass": 0}, "samples_per_pass is 0; it must be 1 or more, or None"),
         (
             {"test": Data(inputs=images(7, 2, 5, 4), labels=LABELS)},

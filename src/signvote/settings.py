@@ -17,43 +17,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from signvote.recipes import recipe_of, usual_recipe
+
 Schedule = Literal["constant", "cosine"]
 Zeros = Literal["coin", "abstain"]
 Decays = Literal["matrices", "all"]
 Inner = Literal["adamw", "sgd"]
 
-RECIPES: dict[str, dict[str, Any]] = {
-    "paper": {
-        "step": 1e-3,
-        "momentum": 0.0,
-        "schedule": "constant",
-        "ramp": 0.0,
-        "decay": 0.0,
-        "decays": "all",
-        "zeros": "abstain",
-    },
-    "tuned": {
-        "step": 3e-3,
-        "momentum": 0.9,
-        "schedule": "cosine",
-        "ramp": 0.05,
-        "decay": 1.0,
-        "decays": "matrices",
-        "zeros": "coin",
-    },
-}
-FLOATS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {
-        "sgd": {"step": 0.1},
-        "median": {"step": 0.1},
-        "adamw": {"step": 1e-3},
-    },
-    "tuned": {
-        "sgd": {"step": 1.0, "decay": 1e-3},
-        "median": {"step": 1.0, "decay": 1e-3},
-        "adamw": {"step": 8e-3, "decay": 0.5},
-    },
-}  # what a recipe means for rules that step by gradients instead of signs: their steps have another scale
+FROM_TASK: Any = None  # default of the recipe; a Config never holds it
 FROM_RECIPE: Any = None  # default of a setting that the recipe decides; a Config never holds it
 FROM_ROUNDS: Any = None  # the same, of one that the number of rounds decides
 MOST_ROUNDS_UNSEEN = 50  # between two evaluations, by default
@@ -108,11 +79,13 @@ class Settings:
         ),
     )
     recipe: str = field(
-        default="tuned",
+        default=FROM_TASK,
         metadata=about(
             "Step, momentum, schedule, decay and zeros in one word."
             " paper: constant step 1e-3, no momentum, zeros abstain."
-            " tuned: momentum 0.9, a step of 3e-3 that rises and falls, decay 1 of matrices, one strict bit.",
+            " tuned, for images: momentum 0.9, a step of 3e-3 that rises and falls, decay 1 of matrices, one"
+            " strict bit. text: the same for language models, with polar factors, and a step that rises for longer.",
+            unset="the task's own",
             in_name=False,
         ),
     )
@@ -173,6 +146,13 @@ class Settings:
         metadata=about(
             "Scale each worker's gradient down to this norm before momentum averages it.",
             unset="never",
+        ),
+    )
+    polar: bool = field(
+        default=FROM_RECIPE,
+        metadata=about(
+            "Of each matrix, send the signs of the polar factor of the average instead of the average's.",
+            before=False,
         ),
     )
     schedule: Schedule = field(default=FROM_RECIPE, metadata=about("How the step falls."))
@@ -324,23 +304,6 @@ def default_of(setting: Field[Any]) -> Any:
     return plain(setting.default)
 
 
-def recipe_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the recipe of a run decides; empty if the recipe is unknown.
-
-    >>> recipe_of({"recipe": "paper", "rule": "sgd"})["step"]
-    0.1
-    """
-    name = settings.get("recipe", "tuned")
-    if name not in RECIPES:
-        return {}
-    recipe = dict(RECIPES[name])
-    steps_by = settings.get("inner", "adamw") if settings.get("local_steps") else settings.get("rule")
-    for rule, scale in FLOATS[name].items():
-        if rule == steps_by:  # of a damaged file it may be anything
-            recipe |= scale
-    return recipe
-
-
 def usual_evaluate_every(rounds: int) -> int:
     """Rounds between two evaluations, if the user did not say: a short run has some, too.
 
@@ -395,4 +358,5 @@ def _usual(settings: Mapping[str, Any]) -> dict[str, Any]:
     rounds = settings.get("rounds", given["rounds"])
     if isinstance(rounds, int):  # in a damaged file it may be anything
         given["evaluate_every"] = usual_evaluate_every(rounds)
+    given["recipe"] = usual_recipe(settings.get("task"))
     return given | recipe_of(settings)

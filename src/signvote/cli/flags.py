@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 import tyro
 
 from signvote.errors import ConfigError
-from signvote.settings import FLOATS, FROM_RECIPE, RECIPES, SETTINGS, Settings
+from signvote.recipes import FLOATS, RECIPES
+from signvote.settings import FROM_RECIPE, SETTINGS, Settings
 
 T = TypeVar("T")
 HINTS: dict[str, Any] = get_type_hints(Settings)
@@ -22,7 +23,18 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("miss", "absent", "min_voters", "attack"),
     ),
     "how": (
-        *("rule", "options", "recipe", "step", "schedule", "ramp", "momentum", "interpolation", "clip"),
+        *(
+            "rule",
+            "options",
+            "recipe",
+            "step",
+            "schedule",
+            "ramp",
+            "momentum",
+            "interpolation",
+            "clip",
+            "polar",
+        ),
         *("decay", "decays", "steps", "zeros", "feedback", "top", "top_end"),
         *("local_steps", "inner", "beta2", "outer_step", "outer_momentum"),
     ),
@@ -96,7 +108,9 @@ def _hint(setting: Field[Any]) -> Any:
     if setting.name in TABLES:
         hint = tuple[str, ...]
     elif setting.default is None:
-        hint = hint | None
+        hint = Annotated[
+            hint | None, tyro.conf.FlagConversionOff
+        ]  # a recipe may have it on: it can be turned off
     words = _default_in_words(setting)
     shown = f"(default: {words})" if words else None
     help = setting.metadata["text"]

@@ -60,13 +60,21 @@ class Encoder:
         check_number("round", round)
         coin = coin_for(self.encoding.zeros, self.run, round, self.worker_id)
         self._prepare_memory(gradient)
-        found = encode(gradient, self.memory, self.encoding, coin, top=top, out=gradient)
+        found = encode(
+            gradient,
+            self.memory,
+            self.encoding,
+            coin,
+            top=top,
+            layout=self.layout,
+            out=gradient,
+        )
         if not found.finite:
             self.abstained = REASONS[NON_FINITE]
             return None
         self.abstained = ""
         self._keep(found.memory)
-        gradient.copy_(found.signal)  # the same tensor, unless there is an interpolation
+        gradient.copy_(found.signal)  # the same tensor, unless the signal is not the average
         if self.encoding.corrects:
             self._claims = claims(gradient, self.layout)
         if self.encoding.scales:

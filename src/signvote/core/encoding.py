@@ -3,6 +3,7 @@
     g <- g min(1, clip / |g|)            clipping to a norm
     m <- beta m + (1 - beta) g           momentum
     s = m                                or alpha m + (1 - alpha) g, with the m of before: the interpolation of Lion
+    s <- polar factors of s              of its matrices: see polar.py
     v = s + e                            the signal: its signs are sent, or those of its largest part
     e <- v - scale * signs sent          error feedback; scale is the mean of |v| where a sign was sent
     v = s - a h                          instead, where votes are corrections: see corrections.py
@@ -32,10 +33,12 @@ from signvote.core.bits import (
 )
 from signvote.core.corrections import believed
 from signvote.core.parts import clipped, largest, left_out
+from signvote.core.polar import with_polar_factors
 from signvote.errors import ConfigError
 from signvote.kernels import Coin, Coins, Planes
 
 if TYPE_CHECKING:
+    from signvote.core.layout import Layout
     from signvote.core.rule import Rule
 
 
@@ -46,6 +49,7 @@ class Encoding:
     momentum: float = 0.0  # beta; 0 is the paper
     interpolation: float | None = None  # alpha; None: the signal is m
     clip: float | None = None  # the largest norm of a gradient; None: any
+    polar: bool = False  # the signal of a matrix is its polar factor
     zeros: Zeros = "coin"
     top: float | None = None  # the share of the coordinates that is voted on; None: all
     feedback: bool = False
@@ -66,11 +70,10 @@ class Encoding:
             raise ConfigError(
                 "corrections, which the rule 'mean' needs, are dense: use zeros='coin', top=None and feedback=False"
             )
-        if self.corrects and self.interpolation is not None:
+        if self.corrects and (self.interpolation is not None or self.polar):
             raise ConfigError(
-                "corrections, which the rule 'mean' needs, are of m itself: use interpolation=None"
+                "corrections, which the rule 'mean' needs, are of m itself: use interpolation=None and polar=False"
             )
-
         if self.scales and replace(self, scales=False) != Encoding():
             raise ConfigError(
                 "scaled votes have their own feedback and no other setting: use Encoding(scales=True)"
@@ -83,12 +86,12 @@ class Encoding:
     @property
     def needs_whole_vector(self) -> bool:
         """Whether a sign depends on other coordinates, so that slices cannot be encoded by themselves."""
-        return self.feedback or self.top is not None or self.clip is not None
+        return self.feedback or self.top is not None or self.clip is not None or self.polar
 
     @property
     def sends_average(self) -> bool:
         """Whether the signal is the average of the gradients as they are, which can be computed as they come in."""
-        return self.interpolation is None and self.clip is None
+        return self.interpolation is None and self.clip is None and not self.polar
 
     @property
     def remembers(self) -> bool:
@@ -137,6 +140,7 @@ def encode(
     *,
     momentum: float | Tensor | None = None,
     top: float | None = None,
+    layout: Layout | None = None,
     out: Tensor | None = None,
 ) -> Encoded:
     """Encode gradients (..., n). The caller keeps the new memory if the signal was finite.
@@ -148,6 +152,7 @@ def encode(
         coin: of the worker, round and first coordinate; one for each row; None: zeros abstain.
         momentum: beta of this round, or one for each coordinate; None: the encoding's.
         top: the share of the coordinates voted on in this round, if the encoding has one; None: the encoding's.
+        layout: of the parameters; only polar factors need it.
         out: where to write the new average, such as the gradient's own memory; None: into new memory.
 
     """
@@ -155,6 +160,9 @@ def encode(
     if encoding.clip is not None:
         gradient = clipped(gradient, encoding.clip)
     average, signal = _averages(gradient, memory.average, encoding.interpolation, beta, out)
+    if encoding.polar:
+        assert layout is not None
+        signal = with_polar_factors(signal, layout)
     v = signal
     if memory.residual is not None:
         v = signal + memory.residual

@@ -49,6 +49,7 @@ class Worker:
         interpolation: the signs are those of alpha m + (1 - alpha) g instead, m being the average so far; Lion's 0.9,
             with a momentum of 0.99.
         clip: gradients are scaled down to this norm before momentum averages them; None: never.
+        polar: of each matrix, the signs of the average's polar factor are sent: for language models.
         zeros: what a zero gradient sends; the server's setting.
         run: the run's number; the server's setting.
         batch_size: declared to the server, which weighs votes by it; 0: not declared. Set `worker.batch_size` before
@@ -80,6 +81,7 @@ class Worker:
         momentum: float = 0.0,
         interpolation: float | None = None,
         clip: float | None = None,
+        polar: bool = False,
         zeros: Zeros = "coin",
         run: int = 0,
         batch_size: int = 0,
@@ -103,6 +105,7 @@ class Worker:
                 momentum=momentum,
                 interpolation=interpolation,
                 clip=clip,
+                polar=polar,
                 zeros=zeros,
                 top=top,
                 feedback=feedback,

@@ -68,10 +68,14 @@ def train_command(settings: Mapping[str, Any]) -> list[str]:
     """
     line = ["signvote", "train"]
     implied = _implied(settings)
-    for name, value in unusual(settings).items():
+    shown = unusual(settings)
+    if ":" in str(settings["task"]):  # the recipe that it has by itself is not known here
+        shown = {"task": settings["task"], "recipe": settings["recipe"], **shown}
+    for name, value in shown.items():
         if name in SETTINGS and name not in implied:
             flag = "--" + name.replace("_", "-")
-            line += [flag, *_arguments(value)]
+            is_bare = value is True and SETTINGS[name].default is False
+            line += [flag] if is_bare else [flag, *_arguments(value)]
     return line
 
 
@@ -83,8 +87,6 @@ def _implied(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _arguments(value: Any) -> list[str]:
     """What follows a flag."""
-    if value is True:
-        return []
     if isinstance(value, dict):
         return [f"{key}={json.dumps(inner)}" for key, inner in value.items()]
     parts = value if isinstance(value, list) else [value]

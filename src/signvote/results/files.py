@@ -16,8 +16,9 @@ from typing import Any
 from signvote.atomic import write_atomically
 from signvote.errors import StateError
 from signvote.formats import upgraded
+from signvote.recipes import RECIPES
 from signvote.results.shape import check_run, is_text
-from signvote.settings import RECIPES, Settings, completed
+from signvote.settings import Settings, completed
 
 Result = dict[str, Any]
 Results = dict[str, Any]

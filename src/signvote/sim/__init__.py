@@ -1,6 +1,6 @@
 """M unequal workers on one machine: who they are, their gradients, attacks, the run loop."""
 
-from signvote.settings import RECIPES
+from signvote.recipes import RECIPES
 from signvote.sim.config import YARDSTICKS, Config
 from signvote.sim.loop import train
 from signvote.sim.population import mode_batch_sizes

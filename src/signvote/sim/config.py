@@ -11,9 +11,11 @@ from signvote.core.groups import DECAYS, check_steps
 from signvote.core.rules import RULES, current
 from signvote.errors import ConfigError
 from signvote.names import check_name
-from signvote.settings import RECIPES, SETTINGS, Inner, Schedule, Settings, recipe_of, usual_evaluate_every
+from signvote.recipes import RECIPES, recipe_of
+from signvote.settings import SETTINGS, Inner, Schedule, Settings, usual_evaluate_every
 from signvote.sim.hostility import parse_attack
 from signvote.sim.population import mode_batch_sizes, parse_absences
+from signvote.tasks.load import recipe_for
 
 LOCAL_YARDSTICKS = ("diloco", "sparseloco")  # with local steps
 YARDSTICKS = ("oracle", "sgd", "median", "adamw", *LOCAL_YARDSTICKS)  # see sim/yardsticks.py
@@ -31,6 +33,8 @@ class Config(Settings):
     def __post_init__(self) -> None:
         self._fill("rule", current(self.rule))
         check_name("rule", self.rule, (*RULES, *YARDSTICKS))
+        if self.recipe is None:
+            self._fill("recipe", recipe_for(self.task, self.task_options))
         check_name("recipe", self.recipe, RECIPES)
         recipe = recipe_of(
             {
@@ -105,9 +109,10 @@ class Config(Settings):
             )
         if self.zeros != "coin":
             raise ConfigError(f"zeros is {self.zeros!r}; votes after local steps need 'coin'")
-        if self.feedback or self.top is not None or self.interpolation is not None:
+        if self.feedback or self.top is not None or self.interpolation is not None or self.polar:
             raise ConfigError(
-                "votes after local steps are dense and have their own feedback: use no feedback, top or interpolation"
+                "votes after local steps are dense and have their own feedback:"
+                " use no feedback, top, interpolation or polar"
             )
 
     def _require(self, name: str, condition: bool, wanted: str) -> None:

@@ -59,7 +59,7 @@ def _encoding(config: Config) -> Encoding:
     corrects = config.rule in RULES and RULES[config.rule].corrects
     encoding = Encoding(**{name: getattr(config, name) for name in names}, corrects=corrects)
     if config.rule == "adamw":  # its server averages
-        encoding = replace(encoding, momentum=0.0, interpolation=None)
+        encoding = replace(encoding, momentum=0.0, interpolation=None, polar=False)
     return encoding
 
 

@@ -10,21 +10,23 @@ python-source   text: Python's standard library         gpt-tiny    bytes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from signvote.errors import ConfigError
 from signvote.names import check_name
+from signvote.recipes import usual_recipe
 from signvote.tasks.augment import Augment, crop_and_flip
 from signvote.tasks.data import Data
 from signvote.tasks.files import data_folder, read_bundled, read_cifar10, read_mnist
 from signvote.tasks.models import CIFAR_SHAPE, MNIST_SHAPE, SAMPLES_PER_PASS, Shape, model_for
 from signvote.tasks.own import made
 from signvote.tasks.task import Task
-from signvote.tasks.text import text_task
+from signvote.tasks.text import TEXT, text_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,6 @@ SPECS = {
         augment=crop_and_flip,
     ),
 }
-TEXT = "python-source"
 TASKS = (*SPECS, TEXT)
 OWN = "MODULE:FACTORY"
 
@@ -97,3 +98,15 @@ def load_task(
         augment=spec.augment,
         samples_per_pass=SAMPLES_PER_PASS.get(model),
     )
+
+
+def recipe_for(name: str, options: Mapping[str, Any]) -> str:
+    """The recipe of a run that names none: that of its task. A task of your own is made once to learn it."""
+    if ":" in name:
+        return _recipe_of_own(name, json.dumps(options, sort_keys=True))
+    return usual_recipe(name)
+
+
+@lru_cache
+def _recipe_of_own(name: str, options: str) -> str:
+    return made(name, json.loads(options)).recipe

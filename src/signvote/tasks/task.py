@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from signvote.errors import ConfigError
 from signvote.metrics import check_metrics
+from signvote.names import check_name
+from signvote.recipes import RECIPES, USUAL
 from signvote.tasks.augment import Augment
 from signvote.tasks.data import Batch, Data, Samples, mapped, samples_of, shapes
 from signvote.tasks.losses import Loss, cross_entropy
@@ -53,8 +55,10 @@ class Task:
     about: Mapping[str, str] = field(
         default_factory=dict
     )  # the data in words and a checksum, for the results
+    recipe: str = USUAL  # of runs that name none
 
     def __post_init__(self) -> None:
+        check_name("recipe", self.recipe, RECIPES)
         self._fill("train", samples_of(self.train))
         self._fill("test", samples_of(self.test))
         if isinstance(self.model, nn.Module):

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from signvote.errors import DataError
 from signvote.names import check_name
+from signvote.recipes import usual_recipe
 from signvote.tasks.data import Batch, Samples
 from signvote.tasks.gpt import GPTS
 from signvote.tasks.losses import token_cross_entropy
 from signvote.tasks.metrics import loss, perplexity
 from signvote.tasks.task import Task
 
+TEXT = "python-source"  # the task's name
 END = b"\0"  # of a file
 ONE_IN = 10  # files, by a digest of their path, is for the test
 TEST_WINDOWS = 1024  # at most, evenly spaced
@@ -146,7 +148,7 @@ def text_task(model: str) -> Task:
     context = make.keywords["context"]
     train, test, about = python_source()
     return Task(
-        name="python-source",
+        name=TEXT,
         train=Windows(train, context),
         test=Windows(test, context, TEST_WINDOWS),
         model=make,
@@ -154,4 +156,5 @@ def text_task(model: str) -> Task:
         metrics=(loss("nats/byte"), perplexity()),
         samples_per_pass=SEQUENCES_PER_PASS,
         about=about,
+        recipe=usual_recipe(TEXT),
     )

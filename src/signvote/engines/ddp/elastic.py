@@ -361,8 +361,8 @@ def check(rule: Rule, encoding: Encoding, transport: Transport, parameters: Mapp
         raise ConfigError(
             f"rule {rule.name!r} keeps counters per coordinate, which members cannot share; use 'weighted'"
         )
-    if encoding.needs_whole_vector or encoding.top is not None or encoding.feedback:
-        raise ConfigError("members supports neither top nor feedback")
+    if encoding.needs_whole_vector:
+        raise ConfigError("members supports neither top, feedback nor polar")
     if transport.overlap:
         raise ConfigError("members does not support overlap=True; use overlap=False")
     if any(sharding_of(parameter) is not None for parameter in parameters.values()):

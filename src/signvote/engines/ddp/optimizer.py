@@ -68,6 +68,7 @@ class Vote(Optimizer, Voting):
         rule: how workers are weighed, as for `Server`; options of the rule follow as keyword arguments.
         interpolation: the signs are those of alpha m + (1 - alpha) g instead, m being the average so far: Lion's 0.9,
             with a momentum of 0.99.
+        polar: of each matrix, the signs of the average's polar factor are sent: for language models.
         zeros: what a zero gradient sends, and a zero tally decides.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all.
         feedback: add the residual, the part that this round's signs left out, to the next signal.
@@ -108,6 +109,7 @@ class Vote(Optimizer, Voting):
         *,
         rule: str | Rule = "weighted",
         interpolation: float | None = None,
+        polar: bool = False,
         zeros: Zeros = "coin",
         top: float | None = None,
         feedback: bool = False,
@@ -145,6 +147,7 @@ class Vote(Optimizer, Voting):
             encoding=Encoding(
                 momentum=momentum,
                 interpolation=interpolation,
+                polar=polar,
                 zeros=zeros,
                 top=top,
                 feedback=feedback,

@@ -44,6 +44,7 @@ class Sender:
         is_alone: bool,
     ) -> None:
         self.placement = placement
+        self._layout = Layout.of(parameters)
         self._is_alone = is_alone
         self.exchange = exchange
         self.encoding = encoding
@@ -178,6 +179,7 @@ class Sender:
             coin,
             momentum=momentum,
             top=self.top,
+            layout=self._layout,
             out=gradient,
         )
         if self.encoding.scales:

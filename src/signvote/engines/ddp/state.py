@@ -100,6 +100,8 @@ class VoteState(Voting):
             with a momentum of 0.99.
         clip: gradients are scaled down to this norm before momentum averages them; None: never. As with `feedback`,
             votes then travel after all gradients are computed.
+        polar: of each matrix, the signs of the average's polar factor are sent: for language models. As with
+            `feedback`, votes then travel after all gradients are computed.
         zeros: what a zero gradient sends, and a zero tally decides.
         top: vote only on this share of the coordinates, those of largest magnitude; None: on all. As with `feedback`,
             votes then travel after all gradients are computed.
@@ -130,6 +132,7 @@ class VoteState(Voting):
         momentum: float = 0.9,
         interpolation: float | None = None,
         clip: float | None = None,
+        polar: bool = False,
         zeros: Zeros = "coin",
         top: float | None = None,
         feedback: bool = False,
@@ -157,6 +160,7 @@ class VoteState(Voting):
                 momentum=momentum,
                 interpolation=interpolation,
                 clip=clip,
+                polar=polar,
                 zeros=zeros,
                 top=top,
                 feedback=feedback,

@@ -212,5 +212,5 @@ def placed(layout: Layout, parameters: Mapping[str, Tensor], team: Team, encodin
     if encoding.scales:
         raise ConfigError("votes after local steps are not supported with sharded parameters; use Vote")
     if encoding.needs_whole_vector:
-        raise ConfigError("feedback and top need the whole vector, and the parameters are sharded")
+        raise ConfigError("feedback, top and polar need the whole vector, and the parameters are sharded")
     return Placement.of(layout, held_by(parameters, team.shard, team.shards.world))

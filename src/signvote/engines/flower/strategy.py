@@ -68,6 +68,7 @@ class SignVote(Strategy):
         momentum: beta of each worker's average before the sign.
         interpolation: send the signs of Lion's interpolation, see `Worker`; None: of the average.
         clip: workers scale gradients down to this norm before momentum averages them; None: never.
+        polar: of each matrix, the signs of the average's polar factor are sent: for language models.
         zeros: what a zero sends and decides: "coin" or "abstain".
         run: the run's number, below 2^63; ballots of another run are refused.
         decay: weight decay.
@@ -102,6 +103,7 @@ class SignVote(Strategy):
         momentum: float = 0.0,
         interpolation: float | None = None,
         clip: float | None = None,
+        polar: bool = False,
         zeros: Zeros = "coin",
         run: int = 0,
         decay: float = 0.0,
@@ -135,6 +137,7 @@ class SignVote(Strategy):
                 "momentum": momentum,
                 "interpolation": interpolation,
                 "clip": clip,
+                "polar": polar,
             }
             encoding = Encoding(
                 **averaging,

@@ -48,7 +48,15 @@ class Together(Workers):
                 before = before.map(lambda rows: rows[at])
             coins = self._coins(t, voters)
             top = self.work.config.top_at(t)
-            found = encode(gradient, before, self.work.encoding, coins, top=top, out=gradient)
+            found = encode(
+                gradient,
+                before,
+                self.work.encoding,
+                coins,
+                top=top,
+                layout=self.layout,
+                out=gradient,
+            )
             assert isinstance(found.finite, Tensor)
             self.memory = self._kept(at, before, found)
             self._signals = found.signal
