@@ -155,6 +155,20 @@ def test_inverters_have_no_vote(count: int) -> None:
     assert found[: M - count].min() > 0 == found[M - count :].max()
 
 
+def test_inverters_are_found_in_noisy_signs() -> None:
+    """What two workers have in common is too little for few rounds, and enough for many."""
+    rule = made()
+    found = []
+    for t in range(1, 91):
+        y = honest([0.43] * M, 4000)
+        y[-6:] *= -1
+        play(rule, y, t)
+        found.append(weights(rule, range(M)))
+        assert found[-1][:9].min() > 0
+    assert found[10][9:].min() > 0, "it looks like chance"
+    assert found[-1][9:].max() == 0
+
+
 def test_workers_that_own_different_data_are_all_heard() -> None:
     """Five groups of three, each of one mind and against the others: nobody is hostile, all weigh the same."""
     c = torch.full((M, M), -0.1).double()
