@@ -161,6 +161,26 @@ def test_an_impostor_agrees_until_it_is_believed() -> None:
     assert changed.batch_sizes[10:] == tuple(1000 * size for size in range(14, 19))
 
 
+@pytest.mark.parametrize(("total", "seen"), [(1.0, -0.2), (1.8, -0.04), (2.0, 0.0), (3.0, 0.2), (9.0, 1.0)])
+def test_attackers_that_split_push_by_a_sum_and_agree_by_little(total: float, seen: float) -> None:
+    """Their agreement is (E S^2 - k) / (k^2 - k), S one of the two possible sums next to the wanted one."""
+    y = signs(ternary=False, m=15)
+    close = y[:10].sum(0).abs() <= 4
+    together, found = sent("alie:5", y), sent(f"split={total}:5", y)
+    assert torch.equal(found[:, ~close & (y[:10].sum(0) > 9)], together[:, ~close & (y[:10].sum(0) > 9)])
+    pushed = (found * together)[:, close].double()
+    assert pushed.sum(0).mean() == pytest.approx(min(total, 5), abs=0.05)
+    agreement = (pushed @ pushed.T / pushed.shape[1]).fill_diagonal_(0).sum() / 20
+    assert agreement == pytest.approx(seen, abs=0.02)
+    assert pushed.mean(1).std() < 0.05, "all of them as often"
+
+
+def test_a_feint_is_an_impostor_that_splits() -> None:
+    y = signs(ternary=False, m=15)
+    assert torch.equal(sent("feint:5", y, round=40), sent("impostor:5", y, round=40))
+    assert torch.equal(sent("feint=1.5:5", y, round=41), sent("split=1.5:5", y, round=41))
+
+
 @zero_rules
 def test_mimic_copies_the_first_honest_worker(ternary: bool) -> None:
     y = signs(ternary=ternary)

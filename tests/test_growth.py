@@ -104,4 +104,4 @@ def test_pair_counts_of_nobody() -> None:
     pairs.forget(3)
     other = PairCounts()
     other.load_state_dict(pairs.state_dict())
-    assert agreement(*other.counts).shape == (1, 0, 0)
+    assert agreement(*other.counts).shape == (1, 1, 0, 0)

@@ -12,7 +12,18 @@ from torch import Tensor
 from signvote.core.guard import FIRST, PROBATION, Sample, pair_counts
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, cpu
-from tests.test_robust import CLEAN, M, honest, made, one_thread, play, votes_of, votes_per_worker, weights
+from tests.test_robust import (
+    CLEAN,
+    M,
+    anti,
+    honest,
+    made,
+    one_thread,
+    play,
+    votes_of,
+    votes_per_worker,
+    weights,
+)
 
 __all__ = ["one_thread"]  # a fixture
 
@@ -41,6 +52,19 @@ def test_a_lie_about_size_buys_next_to_nothing(liars: int, lie: int, p: float) -
     for t in range(1, 40):
         play(rule, honest([p] * M, n), t, sizes=sizes)
         assert votes_per_worker(rule, sizes)[M - liars :].max() < 1.7
+
+
+@pytest.mark.parametrize("agreeing", [1, 5])
+@pytest.mark.parametrize("p", [0.1, 0.2, 0.26])
+def test_where_most_agree_no_size_can_be_feigned(agreeing: int, p: float) -> None:
+    """Workers that see the votes of the others, agree with all of them, and declare a thousand times their size."""
+    rule, n = made(4000), 4000
+    sizes = [64] * (M - agreeing) + [64_000] * agreeing
+    for t in range(1, 30):
+        y = honest([p] * M, n)
+        y[M - agreeing :] = -anti(y[: M - agreeing])
+        play(rule, y, t, sizes=sizes)
+        assert votes_per_worker(rule, sizes)[M - agreeing :].max() < 1.05
 
 
 def test_nobody_has_more_than_the_largest_vote() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from signvote.core.bits import check_number, coin_for
-from signvote.core.pairs import PairCounts, agreement, usual
+from signvote.core.pairs import PairCounts, agreement, noise, usual
 from signvote.core.trust import FEW, Evidence, State
 from signvote.core.vote import Votes, everywhere
 from signvote.core.witnesses import rows_of
@@ -29,9 +29,13 @@ from signvote.kernels.reference import chances
 Key = tuple[int, int, torch.device]  # first coordinate, number of coordinates, device
 
 LEAST = 2**14  # coordinates on which any number of workers is compared
+LONG = 0.99  # the long memory: of about a hundred rounds
 PROBATION = 20  # rounds in which a worker can show its strength
 FIRST = 5  # rounds after which it is looked at
 VISIBLE = 0.01  # agreement of most workers below which nothing can be compared
+PLAIN = (
+    0.2  # more agreement than this shows no strength: the task is easy, or the votes of the others were seen
+)
 
 
 class Chosen(NamedTuple):
@@ -199,16 +203,27 @@ class Past(NamedTuple):
     strength: float = 1.0
 
 
+class Seen(NamedTuple):
+    """What one memory has of pairs of workers: C, and of each worker what is chance."""
+
+    everywhere: Tensor  # (workers, witnesses)
+    contested: Tensor  # (workers, witnesses)
+    chance: Tensor  # (workers,)
+
+
 class GuardedTrust:
     """What pairs of workers have in common, everywhere and where votes are contested, and each worker's strength.
 
+    There are two memories. The short one sees a worker turn, the long one what is too weak to show in few rounds.
+
     Args:
-        memory: forgetting of the pair counts, per round.
+        memory: forgetting of the short one, per round.
 
     """
 
     def __init__(self, memory: float) -> None:
-        self.pairs = PairCounts(2, memory)
+        self.memories = (memory, max(memory, LONG))
+        self.pairs = PairCounts(2, self.memories)
         self.pasts: dict[int, Past] = {}
 
     @property
@@ -216,18 +231,24 @@ class GuardedTrust:
         """The workers about which something is known."""
         return self.pairs.workers
 
-    def agreement(self, workers: Sequence[int], witnesses: Sequence[int] | None = None) -> Tensor:
-        """C of these workers with witnesses, everywhere and where votes are contested: (2, workers, witnesses)."""
+    def seen(self, workers: Sequence[int], witnesses: Sequence[int] | None = None) -> list[Seen]:
+        """What each memory has of these workers and witnesses, the short one first."""
         differ, common = self.pairs.among(workers, witnesses)
-        return agreement(differ, common, rows_of(workers, witnesses))
+        c = agreement(differ, common, rows_of(workers, witnesses))
+        voted = [self.pasts.get(worker, Past()).rounds for worker in workers]
+        rounds = torch.tensor(voted, dtype=torch.float64)
+        return [
+            Seen(everywhere, contested, noise(rounds, memory))
+            for (everywhere, contested), memory in zip(c, self.memories, strict=True)
+        ]
 
     def strength(self, workers: Sequence[int]) -> Tensor:
         """How much more a worker agreed with the others in its first rounds than most did, at least 1.
 
         If errors are independent, C_ij = a_i a_j, so this is a_i / a: for noisy gradients it grows with
         sqrt(B). It falls short of sqrt(B) where a is not small, so a size may be as large as its square.
-        Later agreement counts no more: when training has converged it shows little, and whoever sees the
-        votes of the others can agree with them as much as it likes.
+        Agreement counts up to PLAIN. Later agreement counts no more: when training has converged it shows little,
+        and whoever sees the votes of the others can agree with them as much as it likes.
         """
         shown = [self.pasts.get(worker, Past()).strength for worker in workers]
         return torch.tensor(shown, dtype=torch.float64)
@@ -252,11 +273,11 @@ class GuardedTrust:
         nothing = [1.0] * len(workers)
         if len(workers) < FEW:
             return nothing
-        c = self.agreement(workers, witnesses)[0]
+        c = self.seen(workers, witnesses)[0].everywhere
         each, most = usual(c, rows_of(workers, witnesses))
         if not most > VISIBLE:
             return nothing
-        ratios: list[float] = (each / most).tolist()
+        ratios: list[float] = (each.clamp_max(PLAIN) / most).tolist()
         return ratios
 
     def forget(self, *workers: int) -> None:
@@ -276,7 +297,7 @@ class GuardedTrust:
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state."""
-        pairs = PairCounts(self.pairs.groups, self.pairs.forgetting)
+        pairs = PairCounts(self.pairs.groups, self.pairs.memories)
         pairs.load_state_dict(state["pairs"])
         shown = zip(state["rounds"], state["strengths"], strict=True)
         pasts = [Past(rounds, float(strength)) for rounds, strength in shown]

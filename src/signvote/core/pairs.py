@@ -3,10 +3,12 @@
     PairCounts    on how many coordinates two workers differ, over the rounds
     agreement     pair counts -> C, the mean of Y_i Y_j
     usual         C -> what each worker has in common with half of the others
+    noise         rounds remembered -> what two workers have in common by chance
     sharing       C where votes are contested -> by how much workers that err together divide their votes
     hostile       C everywhere -> who contradicts the workers that agree with one another
 
-The model: if errors are independent, C_ij = a_i a_j with a = 1 - 2 p.
+The model: if errors are independent, C_ij = a_i a_j with a = 1 - 2 p. Coordinates are not independent: a hidden
+unit moves all its weights at once. So what counts is for how many rounds C was counted, not on how many coordinates.
 
 Row i of C is a worker, column j a witness: one of the same workers, with whom all are compared (witnesses.py).
 `at` has the row of each witness. Few workers are all witnesses; `at` is None then, and C square and symmetric.
@@ -24,13 +26,14 @@ from signvote.core.recent import SLACK
 from signvote.core.trust import Evidence, State, check_counts, check_forgetting, numbered, numbered_once
 from signvote.errors import ConfigError
 
-CLEAR = 0.02  # agreement by which two workers clearly agree, or contradict each other
+NOISE = 0.2  # agreement that one round shows by chance; measured, see `noise`
+CLEAR = 0.5  # times the noise: workers that contradict each other by more do so clearly
 STEEP = 2.0  # how fast votes shrink that err together; 1 would make one vote of k copies
-CHANCE = 0.02  # agreement where votes are contested that is taken for chance
+CHANCE = 0.01  # agreement where votes are contested that is excused, besides the noise
 BY_SIZE = 0.05  # agreement there that two strong workers may have, times the product of their sizes
 EXPLAINABLE = 0.5  # the most agreement there that anything explains
-# A smaller divisor is taken for chance, too: equal workers keep equal weights, and ties stay ties.
-SHARED = 1.5
+# Times the noise: a smaller excess is taken for chance, too. Equal workers keep equal weights, and ties stay ties.
+SHARED = 8.0
 DOUBT = 1000  # coordinates: agreement counted on fewer is taken for less than it seems
 ENOUGH = 5  # fewer workers than this share nothing: where three agree, two have something in common
 COLUMNS = 1000  # witnesses that are known at most: those of two rounds that have none in common
@@ -39,24 +42,27 @@ COLUMNS = 1000  # witnesses that are known at most: those of two rounds that hav
 
 
 class PairCounts:
-    """On how many coordinates two workers differ, and on how many both voted, per group of coordinates.
+    """On how many coordinates two workers differ, and on how many both voted, per memory and group of coordinates.
 
     A row is a worker, a column a witness. A pair is known from either side: a worker that becomes a witness has
     a column as far as its row goes. About COLUMNS witnesses are known, the latest.
 
     Args:
         groups: how many groups there are.
-        forgetting: factor by which the counts of a pair shrink in each round in which both vote.
+        memories: factor by which the counts of a pair shrink in each round in which both vote, for each memory.
 
     """
 
-    def __init__(self, groups: int = 1, forgetting: float = 1.0) -> None:
-        check_forgetting(forgetting)
+    def __init__(self, groups: int = 1, memories: Sequence[float] = (1.0,)) -> None:
+        for forgetting in memories:
+            check_forgetting(forgetting)
         self.groups = groups
-        self.forgetting = forgetting
+        self.memories = tuple(memories)
+        self._forgetting = torch.tensor(memories, dtype=torch.float64)[:, None, None, None]
         self.index: dict[int, int] = {}  # worker -> its row
         self.columns: dict[int, int] = {}  # witness -> its column
-        self.counts = torch.zeros(2, groups, 0, 0, dtype=torch.float64)  # differ, common
+        shape = (2, len(self.memories), groups, 0, 0)  # 2: differ, common
+        self.counts = torch.zeros(shape, dtype=torch.float64)
 
     @property
     def workers(self) -> list[int]:
@@ -75,9 +81,9 @@ class PairCounts:
         seen = (evidence.differ, evidence.common)
         for counts, new in zip(self.counts, seen, strict=True):
             known = _part(counts, rows, columns)
-            known.mul_(self.forgetting)
+            known.mul_(self._forgetting)
             known.add_(new.view(shape))
-            counts[:, rows[:, None], columns] = known
+            counts[..., rows[:, None], columns] = known
         self._drop(self._too_many(witnesses))
 
     def _admit(self, workers: Sequence[int], witnesses: Sequence[int]) -> None:
@@ -94,8 +100,8 @@ class PairCounts:
         rows_of_new = _positions(self.index, new)
         rows_of_old = _positions(self.index, before)
         columns_of_old = _positions(self.columns, before)
-        known = self.counts[:, :, rows_of_new[:, None], columns_of_old]
-        self.counts[:, :, rows_of_old, columns:] = known.transpose(-1, -2)
+        known = self.counts[..., rows_of_new[:, None], columns_of_old]
+        self.counts[..., rows_of_old, columns:] = known.transpose(-1, -2)
 
     def _too_many(self, witnesses: Sequence[int]) -> list[int]:
         """The first witnesses that are none of these, if there are clearly too many."""
@@ -117,7 +123,7 @@ class PairCounts:
         self.columns = numbered(left)
 
     def among(self, workers: Sequence[int], witnesses: Sequence[int] | None = None) -> Tensor:
-        """The counts of these workers with these witnesses, (2, groups, workers, witnesses).
+        """The counts of these workers with these witnesses, (2, memories, groups, workers, witnesses).
 
         Counts of pairs that never met are 0. Without witnesses all of the workers are.
         """
@@ -133,7 +139,7 @@ class PairCounts:
         gone = set(workers)
         left = [worker for worker in self.index if worker not in gone]
         rows = _positions(self.index, left)
-        self.counts = self.counts[:, :, rows]
+        self.counts = self.counts[..., rows, :]
         self.index = numbered(left)
         self._drop(gone & self.columns.keys())
 
@@ -149,7 +155,7 @@ class PairCounts:
         """Resume from a state. In one without witnesses all workers are."""
         index = numbered_once(state["workers"])
         columns = numbered_once(state["witnesses"]) if "witnesses" in state else dict(index)
-        shape = (2, self.groups, len(index), len(columns))
+        shape = (2, len(self.memories), self.groups, len(index), len(columns))
         counts = state["counts"].double().view(shape)
         differ, common = counts
         check_counts(differ, common)
@@ -172,7 +178,7 @@ def _part(counts: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     if len(rows) and len(columns):
         is_beyond = rows.max() >= last_row or columns.max() >= last_column
         known = pad(counts, (0, 1, 0, 1)) if is_beyond else counts
-    return known[:, rows[:, None], columns]
+    return known[..., rows[:, None], columns]
 
 
 # ---- what agreement shows ------------------------------------------------------------------------
@@ -228,7 +234,22 @@ def _largest(c: Tensor, k: int) -> Tensor:
     return c.kthvalue(from_below, 1).values
 
 
-def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
+def noise(rounds: Tensor, memory: float) -> Tensor:
+    """What two workers have in common by chance: NOISE / sqrt(rounds remembered); infinite before the first round.
+
+    Args:
+        rounds: in which each worker voted.
+        memory: factor by which what was counted shrinks per round.
+
+    >>> noise(torch.tensor([0.0, 1.0, 1e6]), 0.99).tolist()
+    [inf, 0.2, 0.02...]
+
+    """
+    remembered = rounds if memory == 1 else (1 - memory**rounds) / (1 - memory)
+    return NOISE / remembered.sqrt()
+
+
+def sharing(c: Tensor, sizes: Tensor, chance: Tensor, at: Tensor | None = None) -> Tensor:
     """The number of votes that each worker's vote is divided by, from C where votes are contested.
 
         1 + 2 sum_j max(0, C_ij - explained_ij)        over the others j; witnesses stand for all of them
@@ -240,6 +261,7 @@ def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
     Args:
         c: C where votes are contested.
         sizes: the relative sqrt(B) that each worker has shown.
+        chance: of each worker, see `noise`.
         at: the row of each witness; None: all are.
 
     """
@@ -247,11 +269,12 @@ def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
     if workers < ENOUGH:
         return torch.ones(workers, dtype=c.dtype)
     itself = _itself(c, at)
+    rows = _rows(c, at)
     _, most = usual(c, at)
-    product = sizes[:, None] * sizes[_rows(c, at)]
+    product = sizes[:, None] * sizes[rows]
     strong = (product - 4).clamp_min(0)  # twice the usual strength explains nothing
-    usually = most.clamp_min(0)
-    explained = usually + CHANCE + BY_SIZE * strong
+    by_chance = CHANCE + chance[:, None].maximum(chance[rows])
+    explained = most + by_chance + BY_SIZE * strong
     explained = explained.clamp_max(EXPLAINABLE)
     excess = (c - explained).clamp_min(0)
     excess[itself] = 0
@@ -259,22 +282,22 @@ def sharing(c: Tensor, sizes: Tensor, at: Tensor | None = None) -> Tensor:
     others = witnesses - is_witness
     each_stands_for = (workers - 1) / others
     divided_by = 1 + STEEP * excess.sum(1) * each_stands_for
-    return torch.where(divided_by < SHARED, 1.0, divided_by)
+    return torch.where(divided_by < 1 + SHARED * chance, 1.0, divided_by)
 
 
-def hostile(c: Tensor, at: Tensor | None = None) -> Tensor:
+def hostile(c: Tensor, chance: Tensor, at: Tensor | None = None) -> Tensor:
     """Who contradicts the workers that agree with one another, from C everywhere; nobody if most do not agree.
 
-    Those who agree: each of them clearly agrees with more than half of all workers, itself included. Who is none
+    Those who agree: each of them agrees with more than half of all workers, itself included. Who is none
     of them, and clearly contradicts more than four of five of them, is hostile. Where workers own different
     data hardly anybody agrees with half of the others, and who knows something rare contradicts not so many.
     Of many workers the witnesses among those who agree are known, and stand for them.
     """
     rows = _rows(c, at)
-    agrees = c > CLEAR
-    friends = (agrees | _itself(c, at)).sum(0)
-    agree = 2 * friends > len(c)
-    contradicts = c < -CLEAR
+    agrees = (c > 0) | _itself(c, at)
+    agree = 2 * agrees.sum(0) > len(c)
+    clear = CLEAR * chance[:, None].maximum(chance[rows])
+    contradicts = c < -clear
     contradicted = (contradicts & agree).sum(1)
     is_hostile = 5 * contradicted > 4 * agree.sum()
     is_hostile[rows[agree]] = False

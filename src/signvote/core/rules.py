@@ -148,7 +148,7 @@ class Robust(WeightedRule):
     Args:
         layout: of the model.
         largest: the most that a declared size can buy, in votes of the median worker; 1: sizes do not count.
-        memory: forgetting of what pairs of workers have in common; short, because a worker may turn at any time.
+        memory: forgetting of what pairs of workers have in common, in the short of two memories; a worker may turn.
         sample: number of coordinates on which pairs are compared, if there are more.
         secret: chooses them, and the witnesses; use a random number that workers do not know.
         witnesses: number of workers with whom each is compared, if there are more; on fewer coordinates then.
@@ -183,9 +183,11 @@ class Robust(WeightedRule):
         sizes = self._sizes(voters)
         witnesses = self.witnesses.of(voters.workers)
         at = rows_of(voters.workers, witnesses)
-        everywhere, where_contested = self.trust.agreement(voters.workers, witnesses)
-        shared = sizes / sharing(where_contested, sizes, at)
-        weights = torch.where(hostile(everywhere, at), 0.0, shared)
+        weights = sizes
+        for seen in self.trust.seen(voters.workers, witnesses):
+            shared = sizes / sharing(seen.contested, sizes, seen.chance, at)
+            shared[hostile(seen.everywhere, seen.chance, at)] = 0
+            weights = weights.minimum(shared)
         return fixed_point(scaled(weights[:, None]))
 
     def _sizes(self, voters: Voters) -> Tensor:

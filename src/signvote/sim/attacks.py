@@ -8,6 +8,7 @@ Notation: s is the honest sign of an attacker, v the sum of the signs of the hon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,8 @@ FLIP = 2
 CLONES = 3
 TIES = 4
 TARGETS = 5
+SUMS = 6
+TURNS = 7
 
 LARGEST_BATCH = 2**32 - 1  # the most that a ballot can declare
 BRAGGING = 1000.0  # times its size that an impostor declares
@@ -99,23 +102,33 @@ def anti(votes: Votes, scene: Scene) -> Votes:
 
 
 def alie(votes: Votes, scene: Scene) -> Votes:
-    """A little is enough: sign(mu - z sigma), from all attackers; a shared coin where that is 0. Noise as `flip`.
+    """A little is enough: sign(mu - z sigma), from all attackers; a shared coin where that is 0. Noise as `flip`."""
+    return _noisy(_sent(votes, scene, _a_little(votes, scene)), scene)
 
-    mu and sigma are the mean and the deviation of the honest workers' *signs*, as gradients do not travel;
-    an abstention counts as 0. z = Phi^-1((n - floor(n/2 + 1)) / (n - f)) for n voters of which f attack: the
-    attackers and the honest workers beyond z sigma form a majority. z lies in [0, 4].
+
+def split(votes: Votes, scene: Scene) -> Votes:
+    """As `alie`, but where it is close some attackers vote the other way: there their votes sum to `strength`.
+
+    If the votes of k workers sum to P, two of them agree by (P^2 - k) / (k^2 - k) on average. So with a sum of
+    sqrt(k) they look independent. The sum is P on average, who votes the other way changes from coordinate to
+    coordinate, and close means that the tally may be contested.
     """
-    sums = _honest_sums(votes, scene)
-    n = len(votes.workers)
-    beyond = n - (n // 2 + 1)
-    share = beyond / max(1, scene.honest)
-    share = min(max(share, 0.5), 0.99996)
-    z = NormalDist().inv_cdf(share)
-    mu = sums.signs.double() / sums.workers
-    variance = sums.cast / sums.workers - mu**2
-    sigma = variance.clamp_min(0).sqrt()
-    signs = _signs_of(votes, scene, mu - z * sigma)
-    return _noisy(_sent(votes, scene, signs), scene)
+    pushed = _a_little(votes, scene)
+    attackers = len(votes.workers) - scene.honest
+    against = _against(scene, attackers, votes.n, _device(votes))
+    v = _honest_sums(votes, scene).signs
+    is_close = v.abs() <= math.isqrt(len(votes.workers)) + scene.strength + 1
+    turns = [chances(coin, votes.n, _device(votes)) for coin in _coins(votes, scene, TURNS)]
+    order = torch.stack(turns).argsort(0).argsort(0)
+    where = [pack((place < against) & is_close) for place in order]
+    return _sent(votes, scene, pushed ^ torch.stack(where))
+
+
+def _against(scene: Scene, attackers: int, n: int, device: torch.device) -> Tensor:
+    """How many attackers vote the other way on each coordinate, so that all sum to `strength` on average."""
+    wanted = (attackers - min(scene.strength, attackers)) / 2
+    drawn = chances(scene.coin(SUMS), n, device)
+    return math.floor(wanted) + (drawn < wanted % 1).long()
 
 
 def narrow(votes: Votes, scene: Scene) -> Votes:
@@ -129,9 +142,19 @@ def narrow(votes: Votes, scene: Scene) -> Votes:
 
 def impostor(votes: Votes, scene: Scene) -> Votes:
     """sign(v) for 40 rounds, to look strong, then as `alie`, with a declared batch size of 1,000 times the true one."""
+    return _bragging(votes, scene, alie)
+
+
+def feint(votes: Votes, scene: Scene) -> Votes:
+    """An impostor that continues as `split`."""
+    return _bragging(votes, scene, split)
+
+
+def _bragging(votes: Votes, scene: Scene, then: Callable[[Votes, Scene], Votes]) -> Votes:
+    """sign(v) for 40 rounds, then another attack, with a declared batch size of 1,000 times the true one."""
     bragging = lie(votes, replace(scene, strength=BRAGGING))
     if scene.round > PATIENCE:
-        return alie(bragging, scene)
+        return then(bragging, scene)
     v = _honest_sums(votes, scene).signs
     return _sent(bragging, scene, _signs_of(votes, scene, v))
 
@@ -204,7 +227,9 @@ ATTACKS: dict[str, Attack] = {
     "anti": Attack(anti),
     "alie": Attack(alie, 0.0, 0.5),
     "narrow": Attack(narrow, 0.0, 0.5),
+    "split": Attack(split, 2.0, 1000.0),
     "impostor": Attack(impostor, 0.3, 0.5),
+    "feint": Attack(feint, 2.0, 1000.0),
     "mimic": Attack(mimic),
     "clones": Attack(clones),
     "targeted": Attack(targeted, 0.1),
@@ -263,6 +288,25 @@ def _inverted(votes: Votes, scene: Scene, where: Tensor) -> Votes:
     if own.support is not None:
         where = where & own.support
     return _sent(votes, scene, own.signs ^ where, own.support)
+
+
+def _a_little(votes: Votes, scene: Scene) -> Tensor:
+    """A plane: sign(mu - z sigma), a shared coin where that is 0.
+
+    mu and sigma are the mean and the deviation of the honest workers' *signs*, as gradients do not travel;
+    an abstention counts as 0. z = Phi^-1((n - floor(n/2 + 1)) / (n - f)) for n voters of which f attack: the
+    attackers and the honest workers beyond z sigma form a majority. z lies in [0, 4].
+    """
+    sums = _honest_sums(votes, scene)
+    n = len(votes.workers)
+    beyond = n - (n // 2 + 1)
+    share = beyond / max(1, scene.honest)
+    share = min(max(share, 0.5), 0.99996)
+    z = NormalDist().inv_cdf(share)
+    mu = sums.signs.double() / sums.workers
+    variance = sums.cast / sums.workers - mu**2
+    sigma = variance.clamp_min(0).sqrt()
+    return _signs_of(votes, scene, mu - z * sigma)
 
 
 def _noisy(votes: Votes, scene: Scene) -> Votes:
