@@ -69,7 +69,7 @@ class Loudness:
         self.beliefs = torch.zeros(0, len(self.sample))  # h
         self.sums = torch.zeros(0, dtype=torch.int64)  # of |h| / S over the sample, in units
         self.witnesses = Witnesses(WITNESSES, secret)
-        self.pairs = PairCounts(forgetting=LEAK)
+        self.pairs = PairCounts(memories=(LEAK,))
 
     @property
     def workers(self) -> list[int]:
@@ -96,7 +96,8 @@ class Loudness:
         witnesses = self.witnesses.of(workers)
         at = rows_of(workers, witnesses)
         differ, common = self.pairs.among(workers, witnesses)
-        return accord(agreement(differ, common, at)[0], at)
+        c = agreement(differ, common, at)[0, 0]  # one memory, one group
+        return accord(c, at)
 
     def hear(self, evidence: Evidence, votes: Votes, exponents: Tensor, is_decided: Tensor) -> Evidence:
         """Follow the corrections on some coordinates; the evidence, with the sums of |h| / S and pairs there.
@@ -181,7 +182,7 @@ class Loudness:
         sums = state["sums"].long().view(len(index))
         if not beliefs.isfinite().all() or (sums < 0).any():
             raise StateError("the state has beliefs that are not finite, or a negative loudness")
-        pairs = PairCounts(forgetting=LEAK)
+        pairs = PairCounts(memories=(LEAK,))
         pairs.load_state_dict(state["pairs"])
         self.pairs = pairs
         self.index = index
