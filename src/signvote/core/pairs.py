@@ -242,7 +242,7 @@ def noise(rounds: Tensor, memory: float) -> Tensor:
         memory: factor by which what was counted shrinks per round.
 
     >>> noise(torch.tensor([0.0, 1.0, 1e6]), 0.99).tolist()
-    [inf, 0.2, 0.02...]
+    [inf, 0.20..., 0.02...]
 
     """
     remembered = rounds if memory == 1 else (1 - memory**rounds) / (1 - memory)
