@@ -19,11 +19,9 @@ from signvote.core.pairs import agreement
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin, Planes
 from signvote.kernels.reference import pack
-from signvote.sim.machine import Machine
-from signvote.sim.run import Run
-from tests.ranks import config, task
+from tests.ranks import config
 from tests.test_loudness import ROUNDS, loudness_of, right
-from tests.test_mean import LAYOUT, Federation, M, N
+from tests.test_mean import LAYOUT, Federation, M, N, both_ways
 
 
 class Contradicted(Federation):
@@ -155,13 +153,7 @@ def _votes(workers: int, absent: int, seed: int) -> Votes:
 
 def test_the_joint_pass_hears_the_same_workers() -> None:
     case = config("mean", 6, 12, momentum=0.9, options={"bound": 1.5}, attack="anti:2")
-    runs = [Run(case, task(), Machine(together=way)) for way in (False, True)]
-    for run in runs:
-        for _ in range(12):
-            run.step()
-        run.settle()
-    one, other = runs
-    assert torch.equal(one.gradients.x, other.gradients.x)
+    one, other = both_ways(case, 12)
     assert one.server is not None
     assert other.server is not None
     mine, its = loudness_of(one.server), loudness_of(other.server)

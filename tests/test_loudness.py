@@ -22,10 +22,9 @@ from signvote.core.trust import Evidence
 from signvote.core.vote import Voters, Votes, empty_decision
 from signvote.kernels import Coin
 from signvote.sim import Config
-from signvote.sim.machine import Machine
 from signvote.sim.run import Run
 from tests.ranks import config, simulated, task, together
-from tests.test_mean import LAYOUT, Federation, M, N, mean_of
+from tests.test_mean import LAYOUT, Federation, M, N, both_ways, mean_of
 from tests.test_optimizer_ranks import Script
 
 ROUNDS = 60
@@ -234,13 +233,7 @@ BOUNDED: dict[str, Any] = {"options": {"bound": 1.0}, "attack": "invert:1"}  # b
 @pytest.mark.parametrize("more", [{}, {"min_voters": 3, "miss": 0.2}], ids=str)
 def test_the_joint_pass_sends_the_same_bits(more: dict[str, Any]) -> None:
     case = config("mean", 4, 10, momentum=0.9, **BOUNDED, **more)
-    runs = [Run(case, task(), Machine(together=way)) for way in (False, True)]
-    for run in runs:
-        for _ in range(10):
-            run.step()
-        run.settle()
-    one, other = runs
-    assert torch.equal(one.gradients.x, other.gradients.x)
+    one, other = both_ways(case, 10)
     assert one.server is not None
     assert other.server is not None
     mine, its = loudness_of(one.server), loudness_of(other.server)

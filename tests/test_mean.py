@@ -22,6 +22,7 @@ from signvote.core.mean import Mean
 from signvote.core.powers import agreed
 from signvote.core.vote import Votes, empty_decision
 from signvote.kernels import Coin
+from signvote.sim import Config
 from signvote.sim.machine import Machine
 from signvote.sim.run import Run
 from tests.ranks import config, simulated, task, together
@@ -307,21 +308,26 @@ def test_a_scale_lies_within_what_half_of_the_weight_claims(rows: list[tuple[int
 # ---- engines -------------------------------------------------------------------------------------
 
 
+def both_ways(case: Config, rounds: int) -> tuple[Run, Run]:
+    """Runs of a case one by one and in the joint pass, which end with the same parameters."""
+    one, other = (Run(case, task(), Machine(together=way)) for way in (False, True))
+    for run in (one, other):
+        for _ in range(rounds):
+            run.step()
+        run.settle()
+    assert torch.equal(one.gradients.x, other.gradients.x)
+    return one, other
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"miss": 0.3}, {"attack": "invert:1"}, {"min_voters": 3, "miss": 0.4}], ids=str
 )
 def test_the_joint_pass_sends_the_same_bits(more: dict[str, Any]) -> None:
     case = config("mean", 4, 10, momentum=0.9, decay=0.5, **more)
-    runs = [Run(case, task(), Machine(together=way)) for way in (False, True)]
-    for run in runs:
-        for _ in range(10):
-            run.step()
-        run.settle()
-    one, other = runs
-    assert torch.equal(one.gradients.x, other.gradients.x)
+    one, other = both_ways(case, 10)
     for name in ("bytes_up", "bytes_down"):
         assert one.history[name] == other.history[name]
-    beliefs = [[memory.belief for memory in run.workers.memories()] for run in runs]
+    beliefs = [[memory.belief for memory in run.workers.memories()] for run in (one, other)]
     for mine, its in zip(*beliefs, strict=True):
         assert (mine is None and not its.any()) or torch.equal(mine, its)
 

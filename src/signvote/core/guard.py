@@ -33,9 +33,8 @@ LONG = 0.99  # the long memory: of about a hundred rounds
 PROBATION = 20  # rounds in which a worker can show its strength
 FIRST = 5  # rounds after which it is looked at
 VISIBLE = 0.01  # agreement of most workers below which nothing can be compared
-PLAIN = (
-    0.2  # more agreement than this shows no strength: the task is easy, or the votes of the others were seen
-)
+# More agreement than this shows no strength: the task is easy, or the votes of the others were seen.
+PLAIN = 0.2
 
 
 class Chosen(NamedTuple):
